@@ -1,0 +1,1 @@
+//! The CUDA driver functions this project calls, found at run time.

@@ -1,0 +1,61 @@
+//! The one error of the library.
+
+/// Result of this library's calls.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a call did not start, or what the driver said.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// What the call needs is not here: a driver, a GPU, a compiled kernel.
+    #[error("{what}; {remedy}")]
+    Unavailable {
+        /// What is missing.
+        what: String,
+        /// The way out.
+        remedy: String,
+    },
+    /// The call cannot be right as it is asked for; nothing was launched and the outputs are untouched.
+    #[error("{argument} is {value}, but {limit}; {remedy}")]
+    Invalid {
+        /// Which argument.
+        argument: &'static str,
+        /// The value that it has.
+        value: String,
+        /// What it must be.
+        limit: String,
+        /// The way out.
+        remedy: String,
+    },
+    /// The driver refused a call.
+    #[error("{call} failed: {name} ({code}): {text}; {hint}")]
+    Driver {
+        /// The driver function.
+        call: &'static str,
+        /// The driver's numeric code (`CUresult`).
+        code: i32,
+        /// The code's name, `CUDA_ERROR_…`.
+        name: String,
+        /// The driver's description.
+        text: String,
+        /// What usually helps.
+        hint: String,
+    },
+}
+
+impl Error {
+    /// Shorthand for [`Error::Invalid`].
+    pub(crate) fn invalid(
+        argument: &'static str,
+        value: impl std::fmt::Display,
+        limit: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Self {
+        Error::Invalid { argument, value: value.to_string(), limit: limit.into(), remedy: remedy.into() }
+    }
+
+    /// Shorthand for [`Error::Unavailable`].
+    pub(crate) fn unavailable(what: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Error::Unavailable { what: what.into(), remedy: remedy.into() }
+    }
+}

@@ -1,0 +1,47 @@
+//! rust-cuda's device names on rustc's own NVPTX backend, with Hopper's instructions: the only crate of the project
+//! with `asm!`, one instruction family a file.
+//!
+//! Every function has two bodies: the PTX instruction on `nvptx64`, and on the host the simulated device (feature
+//! `sim`) or, without it, a panic that says so. Kernels reach global and shared memory only through the views in
+//! [`global`] and [`shared`], so the same kernel source runs on both.
+#![cfg_attr(target_arch = "nvptx64", no_std)]
+#![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, stdarch_nvptx, asm_experimental_arch))]
+// On the device every function is one instruction whose precondition is its own `# Safety` section.
+#![cfg_attr(target_arch = "nvptx64", allow(clippy::undocumented_unsafe_blocks))]
+
+pub use flash_attention_cuda_std_macros::kernel;
+
+/// Picks the body: `device!({ PTX } else { host })`.
+macro_rules! device {
+    ({ $($ptx:tt)* } else { $($host:tt)* }) => {{
+        #[cfg(target_arch = "nvptx64")]
+        { $($ptx)* }
+        #[cfg(not(target_arch = "nvptx64"))]
+        { $($host)* }
+    }};
+}
+
+/// The host body of a device function that the simulated device does not implement.
+#[cfg(not(target_arch = "nvptx64"))]
+#[cold]
+#[track_caller]
+pub(crate) fn no_host_body(name: &str) -> ! {
+    panic!(
+        "cuda_std::{name} runs on a GPU only; on the host it needs the feature `sim` and a simulated launch"
+    )
+}
+
+pub mod atomic;
+pub mod barrier;
+pub mod cluster;
+pub mod element;
+pub mod fence;
+pub mod global;
+pub mod math;
+pub mod mbarrier;
+pub mod memory;
+pub mod shared;
+pub mod thread;
+pub mod tma;
+pub mod warp;
+pub mod wgmma;

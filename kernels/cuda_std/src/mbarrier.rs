@@ -1,0 +1,67 @@
+//! Barriers in shared memory that count arrivals and the bytes of copies.
+
+use crate::shared::SharedPtr;
+
+/// One `mbarrier` object in shared memory (8 bytes, aligned to 8).
+#[derive(Clone, Copy)]
+pub struct Mbarrier(pub SharedPtr<u64>);
+
+impl Mbarrier {
+    /// Makes the barrier complete a phase at every `count` arrivals (`mbarrier.init`).
+    ///
+    /// # Safety
+    /// One thread, before any other use; a fence and a block barrier follow.
+    #[inline(always)]
+    pub unsafe fn init(self, count: u32) {
+        device!({ unsafe { core::arch::asm!("mbarrier.init.shared::cta.b64 [{}], {};", in(reg32) self.0.address(), in(reg32) count, options(nostack)) } }
+            else { let _ = count; crate::no_host_body("mbarrier::Mbarrier::init") })
+    }
+
+    /// Arrives once (`mbarrier.arrive`).
+    ///
+    /// # Safety
+    /// The barrier is initialised.
+    #[inline(always)]
+    pub unsafe fn arrive(self) {
+        device!({ unsafe { core::arch::asm!("mbarrier.arrive.shared::cta.b64 _, [{}];", in(reg32) self.0.address(), options(nostack)) } }
+            else { crate::no_host_body("mbarrier::Mbarrier::arrive") })
+    }
+
+    /// Arrives once and makes the phase wait for `bytes` more of copies (`mbarrier.arrive.expect_tx`).
+    ///
+    /// # Safety
+    /// The barrier is initialised; copies of exactly this many bytes complete on it.
+    #[inline(always)]
+    pub unsafe fn arrive_expect(self, bytes: u32) {
+        device!({ unsafe { core::arch::asm!("mbarrier.arrive.expect_tx.shared::cta.b64 _, [{}], {};", in(reg32) self.0.address(), in(reg32) bytes, options(nostack)) } }
+            else { let _ = bytes; crate::no_host_body("mbarrier::Mbarrier::arrive_expect") })
+    }
+
+    /// Arrives once at the barrier at the same place in block `rank` of the cluster (`mapa`, `mbarrier.arrive.shared::cluster`).
+    ///
+    /// # Safety
+    /// The other block has initialised its barrier and has not ended.
+    #[inline(always)]
+    pub unsafe fn arrive_at(self, rank: u32) {
+        device!({ unsafe { core::arch::asm!(
+            "{{ .reg .b32 remote; mapa.shared::cluster.u32 remote, {}, {}; mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote]; }}",
+            in(reg32) self.0.address(), in(reg32) rank, options(nostack)) } }
+            else { let _ = rank; crate::no_host_body("mbarrier::Mbarrier::arrive_at") })
+    }
+
+    /// Waits until the phase of this parity (0, 1, 0, …) is complete (`mbarrier.try_wait.parity` in a loop).
+    ///
+    /// # Safety
+    /// The barrier is initialised and at most one phase ahead.
+    #[inline(always)]
+    // PTX labels are local to their braces.
+    #[allow(named_asm_labels)]
+    pub unsafe fn wait(self, parity: u32) {
+        device!({ unsafe { core::arch::asm!(
+            "{{ .reg .pred done;",
+            "WAIT: mbarrier.try_wait.parity.shared::cta.b64 done, [{}], {};",
+            "@!done bra WAIT; }}",
+            in(reg32) self.0.address(), in(reg32) parity, options(nostack)) } }
+            else { let _ = parity; crate::no_host_body("mbarrier::Mbarrier::wait") })
+    }
+}

@@ -1,0 +1,33 @@
+//! Indices of threads and blocks, and the block-wide barrier.
+
+macro_rules! special_register {
+    ($(#[doc = $doc:literal] $name:ident $register:literal;)*) => {$(
+        #[doc = $doc]
+        #[inline(always)]
+        pub fn $name() -> u32 {
+            device!({
+                let value: u32;
+                unsafe { core::arch::asm!(concat!("mov.u32 {}, %", $register, ";"), out(reg32) value, options(pure, nomem, nostack)) };
+                value
+            } else { crate::no_host_body(concat!("thread::", stringify!($name))) })
+        }
+    )*};
+}
+
+special_register! {
+    /// Index of the thread in its block, along x.
+    thread_idx_x "tid.x";
+    /// Threads of the block, along x.
+    block_dim_x "ntid.x";
+    /// Index of the block in the grid, along x.
+    block_idx_x "ctaid.x";
+    /// Blocks of the grid, along x.
+    grid_dim_x "nctaid.x";
+}
+
+/// Waits for all threads of the block; orders their shared and global accesses (`bar.sync 0`).
+#[inline(always)]
+pub fn sync_threads() {
+    device!({ unsafe { core::arch::asm!("bar.sync 0;", options(nostack)) } }
+        else { crate::no_host_body("thread::sync_threads") })
+}

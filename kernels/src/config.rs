@@ -1,0 +1,104 @@
+//! One table of entries: everything that exists as a compiled kernel, by family.
+//!
+//! Each family's macro lists its rows once and hands them to a callback. Three readers expand them: `forward/`
+//! makes the `#[kernel]` functions, [`ENTRIES`] tells build-ptx which entries to expect, and the host's plan picks
+//! its candidates from the same rows.
+
+/// Element type of Q, K, V and O.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum DType {
+    /// IEEE 754 binary16.
+    F16,
+    /// bfloat16.
+    Bf16,
+    /// IEEE 754 binary32.
+    F32,
+}
+
+impl DType {
+    /// Size of an element in bytes.
+    pub const fn size(self) -> usize {
+        match self {
+            DType::F16 | DType::Bf16 => 2,
+            DType::F32 => 4,
+        }
+    }
+
+    /// The field's usual short name: `f16`, `bf16` or `f32`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            DType::F16 => "f16",
+            DType::Bf16 => "bf16",
+            DType::F32 => "f32",
+        }
+    }
+}
+
+/// Which algorithm and instruction set a kernel is built on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Family {
+    /// Materialises the scores in device memory: the yardstick.
+    Standard,
+    /// Shared-memory tiles and plain FMA: the readable one, for any element type.
+    Tiled,
+    /// Tensor cores through `mma.sync`, copies through `cp.async`.
+    Sm80,
+    /// Tensor cores through `wgmma`, copies through TMA, warp-specialised.
+    Sm90,
+}
+
+impl Family {
+    /// The name that `--kernel` and the plan use.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Family::Standard => "standard",
+            Family::Tiled => "tiled",
+            Family::Sm80 => "sm80",
+            Family::Sm90 => "sm90",
+        }
+    }
+}
+
+/// Which mask a kernel was compiled for. The alignment of a causal mask is a launch parameter (`causal_offset`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum MaskKind {
+    /// Every key is allowed.
+    Full,
+    /// Key `j` is allowed for query `i` where `j <= i + causal_offset`.
+    Causal,
+}
+
+/// One compiled kernel: its name in the PTX and what it was compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Entry {
+    /// The symbol in the PTX, and the stem of the file that holds it.
+    pub name: &'static str,
+    /// Algorithm and instruction set.
+    pub family: Family,
+    /// Element type.
+    pub dtype: DType,
+    /// Largest head dimension (`d` and `d_v`) that the tile holds; smaller ones are filled up with zeros.
+    pub head_dim: u32,
+    /// Mask that the kernel was compiled for.
+    pub mask: MaskKind,
+    /// Query rows of a tile.
+    pub block_m: u32,
+    /// Key rows of a tile.
+    pub block_n: u32,
+    /// Tiles of K and of V in flight at once.
+    pub stages: u32,
+    /// Threads of a block.
+    pub threads: u32,
+    /// Dynamic shared memory of a block, in bytes.
+    pub shared_bytes: u32,
+}
+
+impl Entry {
+    /// The architecture that the entry is compiled for, as `-C target-cpu` names it.
+    pub const fn arch(&self) -> &'static str {
+        match self.family {
+            Family::Standard | Family::Tiled | Family::Sm80 => "sm_80",
+            Family::Sm90 => "sm_90a",
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! One file a kernel; each expands its family of the entry table.

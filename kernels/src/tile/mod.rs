@@ -1,0 +1,1 @@
+//! The nouns of the memory hierarchy, with their sizes in their types.

@@ -1,0 +1,1 @@
+//! Builds a crate of kernels to PTX.
