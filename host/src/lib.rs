@@ -1,7 +1,11 @@
 //! Flash attention: kernels in Rust, compiled to PTX by rustc, launched through the CUDA driver.
 
+pub mod element;
 pub mod error;
+pub mod extras;
 pub mod problem;
 
+pub use element::Element;
 pub use error::{Error, Result};
+pub use extras::{Bias, Extras};
 pub use problem::{Causal, DType, Problem, Strides, Window};

@@ -1,0 +1,52 @@
+//! The element types of Q, K, V and O on the host.
+
+use crate::problem::DType;
+use half::{bf16, f16};
+
+/// An element type of Q, K, V and O. Arithmetic happens in f32 or f64, never in the type itself.
+pub trait Element: Copy + Default + Send + Sync + PartialEq + std::fmt::Debug + 'static {
+    /// The type's name in a [`Problem`](crate::Problem).
+    const DTYPE: DType;
+
+    /// The value, exactly.
+    fn to_f32(self) -> f32;
+
+    /// The nearest value of the type, ties to even; beyond its range infinity, NaN stays NaN.
+    fn from_f32(x: f32) -> Self;
+}
+
+impl Element for f32 {
+    const DTYPE: DType = DType::F32;
+
+    fn to_f32(self) -> f32 {
+        self
+    }
+
+    fn from_f32(x: f32) -> Self {
+        x
+    }
+}
+
+impl Element for f16 {
+    const DTYPE: DType = DType::F16;
+
+    fn to_f32(self) -> f32 {
+        f16::to_f32(self)
+    }
+
+    fn from_f32(x: f32) -> Self {
+        f16::from_f32(x)
+    }
+}
+
+impl Element for bf16 {
+    const DTYPE: DType = DType::Bf16;
+
+    fn to_f32(self) -> f32 {
+        bf16::to_f32(self)
+    }
+
+    fn from_f32(x: f32) -> Self {
+        bf16::from_f32(x)
+    }
+}
