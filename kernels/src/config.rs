@@ -102,3 +102,19 @@ impl Entry {
         }
     }
 }
+
+/// Rows of the Hopper kernel: type, head dim, mask, keys a block, consumer warpgroups, stages of the K and V rings,
+/// stages of Q, threads.
+macro_rules! sm90_entries {
+    ($callback:ident) => {
+        $callback! {
+            sm90_bf16_d64_full: Bf16 64 Full 128 3 2 2 512;
+            sm90_bf16_d64_causal: Bf16 64 Causal 128 3 2 2 512;
+            sm90_bf16_d128_full: Bf16 128 Full 128 2 2 2 384;
+            sm90_bf16_d128_causal: Bf16 128 Causal 128 2 2 2 384;
+            sm90_bf16_d256_full: Bf16 256 Full 80 2 2 1 384;
+            sm90_bf16_d256_causal: Bf16 256 Causal 80 2 2 1 384;
+        }
+    };
+}
+pub(crate) use sm90_entries;

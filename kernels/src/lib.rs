@@ -15,6 +15,12 @@ pub mod score_mod;
 #[cfg(any(target_arch = "nvptx64", feature = "sim"))]
 pub mod forward;
 #[cfg(any(target_arch = "nvptx64", feature = "sim"))]
+pub mod fragment_softmax;
+#[cfg(any(target_arch = "nvptx64", feature = "sim"))]
+pub mod persistent;
+#[cfg(any(target_arch = "nvptx64", feature = "sim"))]
+pub mod pipeline;
+#[cfg(any(target_arch = "nvptx64", feature = "sim"))]
 pub mod tile;
 
 #[cfg(target_arch = "nvptx64")]

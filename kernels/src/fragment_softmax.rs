@@ -1,0 +1,108 @@
+//! Online softmax on a fragment's two rows: the running maximum, the running sum, and the factors between blocks.
+
+use crate::tile::fragment::{quad_max, quad_sum};
+use cuda_std::{math, warp};
+
+/// How far, in powers of two, the scores of a row may outgrow the maximum in use before everything is rescaled.
+/// Any stored maximum gives the same result; a stale one only makes the weights larger than 1, and 2^8 times the
+/// largest sum is far from f32's and f16's limits.
+const RESCALE_THRESHOLD: f32 = 8.0;
+/// From here on `scale * max * log2 e` rounded to f32 may be off by a quarter, and the difference is taken first.
+const FOLD_LIMIT: f32 = 4_194_304.0;
+
+/// The softmax state of the two rows of a lane (`m` and `l` of the paper). The maximum is the quad's, the sum this
+/// lane's share.
+#[derive(Clone, Copy, Debug)]
+pub struct OnlineSoftmax {
+    max: [f32; 2],
+    sum: [f32; 2],
+    /// `scale * log2 e`: weights are powers of two of `scale_log2 * (s - max)`.
+    scale_log2: f32,
+}
+
+/// What a block's scores ask of the output accumulated so far.
+#[derive(Clone, Copy, Debug)]
+pub struct Rescale {
+    /// Factors for the two rows.
+    factors: [f32; 2],
+    /// Whether any row of the warp has a factor other than 1.
+    any: bool,
+}
+
+impl Rescale {
+    /// Applies the factors to the unnormalised output.
+    #[inline(always)]
+    pub fn apply<const O: usize>(self, o_frag: &mut [f32; O]) {
+        if self.any {
+            for i in 0..O {
+                o_frag[i] *= self.factors[i / 2 % 2];
+            }
+        }
+    }
+}
+
+impl OnlineSoftmax {
+    /// Nothing seen yet: the maximum is a real -inf.
+    #[inline(always)]
+    pub fn new(scale_log2: f32) -> Self {
+        OnlineSoftmax { max: [f32::NEG_INFINITY; 2], sum: [0.0; 2], scale_log2 }
+    }
+
+    /// Takes in a block of scores: they become weights, `exp(scale * (s - max))`, and the sums grow by them.
+    #[inline(always)]
+    pub fn update<const S: usize>(&mut self, s_frag: &mut [f32; S]) -> Rescale {
+        let mut block_max = [s_frag[0], s_frag[2]];
+        for i in 0..S {
+            block_max[i / 2 % 2] = math::max(block_max[i / 2 % 2], s_frag[i]);
+        }
+        let (mut factors, mut grown, mut subtract_first) = ([1.0; 2], false, false);
+        for row in 0..2 {
+            let block_max = quad_max(block_max[row]);
+            // False for a row that has seen no key: -inf - -inf is NaN.
+            if (block_max - self.max[row]) * self.scale_log2 > RESCALE_THRESHOLD {
+                factors[row] = math::exp2((self.max[row] - block_max) * self.scale_log2);
+                self.max[row] = block_max;
+                self.sum[row] *= factors[row];
+                grown = true;
+            }
+            subtract_first |= self.folded_max(row).abs() > FOLD_LIMIT;
+        }
+        let mut shift = [self.folded_max(0), self.folded_max(1)];
+        if warp::any(subtract_first) {
+            for i in 0..S {
+                s_frag[i] -= self.finite_max(i / 2 % 2);
+            }
+            shift = [0.0; 2];
+        }
+        for i in 0..S {
+            let row = i / 2 % 2;
+            s_frag[i] = math::exp2(math::fma(s_frag[i], self.scale_log2, -shift[row]));
+            self.sum[row] += s_frag[i];
+        }
+        Rescale { factors, any: warp::any(grown) }
+    }
+
+    /// The rows' final factor on the output, `1 / sum`, and their log-sum-exp. A row without keys gets 0 and -inf.
+    #[inline(always)]
+    pub fn finish(self) -> ([f32; 2], [f32; 2]) {
+        const LN_2: f32 = core::f32::consts::LN_2;
+        let (mut factors, mut lse) = ([0.0; 2], [0.0; 2]);
+        for row in 0..2 {
+            let sum = quad_sum(self.sum[row]);
+            factors[row] = if sum == 0.0 { 0.0 } else { math::reciprocal(sum) };
+            lse[row] = (self.folded_max(row) + math::log2(sum)) * LN_2;
+        }
+        (factors, lse)
+    }
+
+    /// The maximum as the exponent sees it; 0 before the first key, so that a weight there is `exp2(-inf) = 0`.
+    #[inline(always)]
+    fn folded_max(&self, row: usize) -> f32 {
+        self.finite_max(row) * self.scale_log2
+    }
+
+    #[inline(always)]
+    fn finite_max(&self, row: usize) -> f32 {
+        if self.max[row] == f32::NEG_INFINITY { 0.0 } else { self.max[row] }
+    }
+}

@@ -1,0 +1,88 @@
+//! Tiles of 16-bit elements in shared memory, as TMA writes and wgmma reads them.
+//!
+//! A tile of `ROWS x COLS` lies as slabs of 64 columns, one after the other; a slab's row is 128 bytes, and inside
+//! every 8 rows (1024 bytes, the swizzle atom) the 16-byte pieces of a row are permuted by the row's number, so that
+//! neither a row nor a column of pieces meets the same banks twice.
+
+use cuda_std::mbarrier::Mbarrier;
+use cuda_std::shared::SharedPtr;
+use cuda_std::tma::TensorMapPtr;
+use cuda_std::wgmma::Descriptor;
+
+/// Columns of a slab: 128 bytes.
+pub const SLAB_COLS: u32 = 64;
+/// Bytes of a swizzle atom: 8 rows of a slab.
+const ATOM_BYTES: u32 = 1024;
+
+/// Which rows of a `(batch, sequence, head, head dim)` tensor a tile holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rows {
+    /// First row of the sequence.
+    pub first: i32,
+    /// Head.
+    pub head: i32,
+    /// Batch entry.
+    pub batch: i32,
+}
+
+/// One tile of `ROWS x COLS` elements.
+#[derive(Clone, Copy)]
+pub struct SharedTile<const ROWS: u32, const COLS: u32>(SharedPtr<u16>);
+
+impl<const ROWS: u32, const COLS: u32> SharedTile<ROWS, COLS> {
+    const SLABS: u32 = COLS.div_ceil(SLAB_COLS);
+    const SLAB_BYTES: u32 = ROWS * SLAB_COLS * 2;
+    /// Size of the tile.
+    pub const BYTES: u32 = Self::SLABS * Self::SLAB_BYTES;
+
+    /// Starts the copies that fill the tile; rows and columns outside the tensor become zeros. They count
+    /// [`Self::BYTES`] at `full`.
+    ///
+    /// # Safety
+    /// The map's box is 64 columns by `ROWS` rows; nothing touches the tile until `full` completes.
+    #[inline(always)]
+    pub unsafe fn load(self, map: TensorMapPtr, rows: Rows, full: Mbarrier) {
+        for slab in 0..Self::SLABS {
+            let at = self.0.offset(slab * Self::SLAB_BYTES / 2);
+            let column = (slab * SLAB_COLS) as i32;
+            // SAFETY: the slab lies inside the tile, and the caller keeps others away.
+            unsafe { map.load_4d(at, [column, rows.first, rows.head, rows.batch], full) };
+        }
+    }
+
+    /// The tile as an operand whose contraction dimension are its columns, from column `16 * step` on.
+    #[inline(always)]
+    pub fn columns_contracted(self, step: u32) -> Descriptor {
+        const STEPS_OF_SLAB: u32 = SLAB_COLS / 16;
+        let offset = step / STEPS_OF_SLAB * Self::SLAB_BYTES + step % STEPS_OF_SLAB * 32;
+        Descriptor::new(self.0.address(), ATOM_BYTES, ATOM_BYTES).advance(offset)
+    }
+
+    /// The tile as an operand whose contraction dimension are its rows, from row `16 * step` on.
+    #[inline(always)]
+    pub fn rows_contracted(self, step: u32) -> Descriptor {
+        Descriptor::new(self.0.address(), Self::SLAB_BYTES, ATOM_BYTES).advance(step * 2 * ATOM_BYTES)
+    }
+}
+
+/// Tiles one after the other.
+#[derive(Clone, Copy)]
+pub struct Tiles<const ROWS: u32, const COLS: u32>(SharedPtr<u16>);
+
+impl<const ROWS: u32, const COLS: u32> Tiles<ROWS, COLS> {
+    /// Elements of a tile.
+    pub const ELEMENTS: u32 = SharedTile::<ROWS, COLS>::BYTES / 2;
+
+    /// The tiles that start at an address aligned to 1024 bytes.
+    #[inline(always)]
+    pub const fn new(first: SharedPtr<u16>) -> Self {
+        const { assert!(ROWS.is_multiple_of(8), "a tile is made of whole swizzle atoms") };
+        Tiles(first)
+    }
+
+    /// Tile number `index`.
+    #[inline(always)]
+    pub fn at(self, index: u32) -> SharedTile<ROWS, COLS> {
+        SharedTile(self.0.offset(index * Self::ELEMENTS))
+    }
+}
