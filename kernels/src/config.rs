@@ -108,12 +108,23 @@ impl Entry {
 macro_rules! sm90_entries {
     ($callback:ident) => {
         $callback! {
-            sm90_bf16_d64_full: Bf16 64 Full 128 3 2 2 512;
-            sm90_bf16_d64_causal: Bf16 64 Causal 128 3 2 2 512;
-            sm90_bf16_d128_full: Bf16 128 Full 128 2 2 2 384;
-            sm90_bf16_d128_causal: Bf16 128 Causal 128 2 2 2 384;
-            sm90_bf16_d256_full: Bf16 256 Full 80 2 2 1 384;
-            sm90_bf16_d256_causal: Bf16 256 Causal 80 2 2 1 384;
+            sm90_bf16_d64_full: Bf16 64 Full 128 3 2 2 0 512;
+            sm90_bf16_d64_causal: Bf16 64 Causal 128 3 2 2 0 512;
+            sm90_bf16_d64_full_p1: Bf16 64 Full 128 3 2 2 1 512;
+            sm90_bf16_d64_causal_p1: Bf16 64 Causal 128 3 2 2 1 512;
+            sm90_bf16_d64_full_p2: Bf16 64 Full 128 3 2 2 2 512;
+            sm90_bf16_d64_causal_p2: Bf16 64 Causal 128 3 2 2 2 512;
+            sm90_bf16_d64_full_p3: Bf16 64 Full 128 3 2 2 3 512;
+            sm90_bf16_d64_causal_p3: Bf16 64 Causal 128 3 2 2 3 512;
+            sm90_bf16_d128_full: Bf16 128 Full 128 2 2 2 0 384;
+            sm90_bf16_d128_causal: Bf16 128 Causal 128 2 2 2 0 384;
+            sm90_bf16_d128_full_p1: Bf16 128 Full 128 2 2 2 1 384;
+            sm90_bf16_d128_causal_p1: Bf16 128 Causal 128 2 2 2 1 384;
+            sm90_bf16_d128_full_q1: Bf16 128 Full 128 2 2 1 0 384;
+            sm90_bf16_d128_causal_q1: Bf16 128 Causal 128 2 2 1 0 384;
+            sm90_bf16_d128_full_n176: Bf16 128 Full 176 2 2 1 0 384;
+            sm90_bf16_d256_full: Bf16 256 Full 80 2 2 1 0 384;
+            sm90_bf16_d256_causal: Bf16 256 Causal 80 2 2 1 0 384;
         }
     };
 }

@@ -63,11 +63,11 @@ pub trait Accumulator {
     unsafe fn multiply_registers<T: Half>(&mut self, a: [u32; 4], b: Descriptor);
 
     /// Waits until at most `PENDING` groups are unfinished (`wgmma.wait_group`); the accumulators that it re-defines
-    /// can be read afterwards, and not before.
+    /// can be read afterwards, and not before. Waits with different `PATH`s are never merged by the compiler.
     ///
     /// # Safety
     /// All 128 threads of the warpgroup; this accumulator's group is among the finished ones.
-    unsafe fn wait<const PENDING: u32>(&mut self);
+    unsafe fn wait<const PENDING: u32, const PATH: u32>(&mut self);
 }
 
 macro_rules! accumulator {
@@ -88,10 +88,10 @@ macro_rules! accumulator {
                 } else { let _ = (a, b); crate::no_host_body("wgmma::Accumulator::multiply_registers") })
             }
             #[inline(always)]
-            unsafe fn wait<const PENDING: u32>(&mut self) {
+            unsafe fn wait<const PENDING: u32, const PATH: u32>(&mut self) {
                 device!({ unsafe { core::arch::asm!(
-                    concat!("wgmma.wait_group.sync.aligned {pending}; // ", $list),
-                    $(inout(reg32) self[$i],)* pending = const PENDING, options(nostack)) } }
+                    concat!("wgmma.wait_group.sync.aligned {pending}; // path {path}: ", $list),
+                    $(inout(reg32) self[$i],)* pending = const PENDING, path = const PATH, options(nostack)) } }
                 else { crate::no_host_body("wgmma::Accumulator::wait") })
             }
         }

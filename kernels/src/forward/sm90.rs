@@ -81,6 +81,7 @@ pub unsafe fn forward<
     const CONSUMERS: u32,
     const STAGES: u32,
     const Q_STAGES: u32,
+    const BY_FMA: usize,
 >(
     params: &Sm90Params,
     maps: ParamAddress,
@@ -119,7 +120,11 @@ pub unsafe fn forward<
         }
         // SAFETY: as the caller promises.
         unsafe {
-            consume::<T, M, D, BLOCK_N, S, P, O, CONSUMERS, STAGES, Q_STAGES>(&shared, params, warpgroup - 1)
+            consume::<T, M, D, BLOCK_N, S, P, O, CONSUMERS, STAGES, Q_STAGES, BY_FMA>(
+                &shared,
+                params,
+                warpgroup - 1,
+            )
         }
     }
 }
@@ -249,6 +254,7 @@ unsafe fn consume<
     const CONSUMERS: u32,
     const STAGES: u32,
     const Q_STAGES: u32,
+    const BY_FMA: usize,
 >(
     shared: &Shared<D, BLOCK_N, CONSUMERS, STAGES, Q_STAGES>,
     params: &Sm90Params,
@@ -290,11 +296,11 @@ unsafe fn consume<
             // Towards the first block: those on the diagonal with the mask, those left of it without.
             while n > blocks.full {
                 n -= 1;
-                consumer.next_block::<T, M, true>(n, bounds);
+                consumer.next_block::<T, M, true, 0>(n, bounds);
             }
             while n > 0 {
                 n -= 1;
-                consumer.next_block::<T, M, false>(n, bounds);
+                consumer.next_block::<T, M, false, BY_FMA>(n, bounds);
             }
 
             // The last share of the output, and behind it the next tile's first scores.
@@ -308,10 +314,10 @@ unsafe fn consume<
                 // At the very end these are scores of stale tiles that nobody looks at: cheaper than a branch.
                 consumer.start_scores::<T>();
                 consumer.turns.pass();
-                consumer.o_frag.wait::<1>();
+                consumer.o_frag.wait::<1, 0>();
             } else {
                 consumer.start_output::<T>();
-                consumer.o_frag.wait::<0>();
+                consumer.o_frag.wait::<0, 0>();
             }
             shared.v_gates.release(consumer.v_state);
             consumer.v_state.advance();
@@ -321,7 +327,7 @@ unsafe fn consume<
                 consumer.start_scores::<T>();
             }
         }
-        consumer.s_frag.wait::<0>();
+        consumer.s_frag.wait::<0, 0>();
     }
 }
 
@@ -372,7 +378,7 @@ where
     ) {
         // SAFETY: the scores are this warpgroup's group in flight.
         unsafe {
-            self.s_frag.wait::<0>();
+            self.s_frag.wait::<0, 0>();
             self.shared.k_gates.release(self.k_state);
         }
         self.k_state.advance();
@@ -380,14 +386,18 @@ where
             self.mask_scores(n, bounds);
         }
         self.softmax = OnlineSoftmax::new(scale_log2);
-        self.softmax.update(&mut self.s_frag);
+        self.softmax.update::<S, 0>(&mut self.s_frag);
         self.p_frag = fragment::pack::<T, S, P>(&self.s_frag);
         self.o_frag = [0.0; O];
     }
 
     /// Block `n`: its scores, beside the output's share of the block before; then its weights.
     #[inline(always)]
-    unsafe fn next_block<T: Half, M: Mask, const MASKED: bool>(&mut self, n: i32, bounds: Bounds<M>) {
+    unsafe fn next_block<T: Half, M: Mask, const MASKED: bool, const BY_FMA: usize>(
+        &mut self,
+        n: i32,
+        bounds: Bounds<M>,
+    ) {
         // SAFETY: buffers are waited for before they are read, products before their registers are touched.
         unsafe {
             self.shared.k_gates.wait_full(self.k_state);
@@ -396,17 +406,16 @@ where
             self.shared.v_gates.wait_full(self.v_state);
             self.start_output::<T>();
             self.turns.pass();
-            self.s_frag.wait::<1>();
+            self.s_frag.wait::<1, 0>();
             self.shared.k_gates.release(self.k_state);
             self.k_state.advance();
             if MASKED {
                 self.mask_scores(n, bounds);
             }
-            let rescale = self.softmax.update(&mut self.s_frag);
-            self.o_frag.wait::<0>();
+            let rescale = self.softmax.update::<S, BY_FMA>(&mut self.s_frag);
+            rescale.wait_and_apply(&mut self.o_frag);
             self.shared.v_gates.release(self.v_state);
             self.v_state.advance();
-            rescale.apply(&mut self.o_frag);
             self.p_frag = fragment::pack::<T, S, P>(&self.s_frag);
         }
     }
@@ -482,7 +491,7 @@ unsafe fn store<T: Half, const O: usize>(
 }
 
 macro_rules! define {
-    ($($name:ident: $dtype:ident $d:literal $mask:ident $block_n:literal $consumers:literal $stages:literal $q_stages:literal $threads:literal;)*) => {$(
+    ($($name:ident: $dtype:ident $d:literal $mask:ident $block_n:literal $consumers:literal $stages:literal $q_stages:literal $by_fma:literal $threads:literal;)*) => {$(
         /// Entry of [`forward`]; see there for what it expects.
         ///
         /// # Safety
@@ -492,7 +501,7 @@ macro_rules! define {
             // SAFETY: as the caller promises.
             unsafe {
                 forward::<cuda_std::element::$dtype, mask::$mask, $d, $block_n, { $block_n / 2 }, { $block_n / 4 },
-                    { $d / 2 }, $consumers, $stages, $q_stages>(&params, maps)
+                    { $d / 2 }, $consumers, $stages, $q_stages, $by_fma>(&params, maps)
             }
         }
     )*};
