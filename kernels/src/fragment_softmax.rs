@@ -17,6 +17,8 @@ const FOLD_LIMIT: f32 = 4_194_304.0;
 pub struct OnlineSoftmax {
     max: [f32; 2],
     sum: [f32; 2],
+    /// What the block in work takes off its scaled scores.
+    shift: [f32; 2],
     /// `scale * log2 e`: weights are powers of two of `scale_log2 * (s - max)`.
     scale_log2: f32,
 }
@@ -78,14 +80,12 @@ impl OnlineSoftmax {
     /// Nothing seen yet: the maximum is a real -inf.
     #[inline(always)]
     pub fn new(scale_log2: f32) -> Self {
-        OnlineSoftmax { max: [f32::NEG_INFINITY; 2], sum: [0.0; 2], scale_log2 }
+        OnlineSoftmax { max: [f32::NEG_INFINITY; 2], sum: [0.0; 2], shift: [0.0; 2], scale_log2 }
     }
 
-    /// Takes in a block of scores: they become weights, `exp(scale * (s - max))`, and the sums grow by them.
-    ///
-    /// `BY_FMA` of every 8 pairs of weights come from the FMA units; a block with masked scores takes 0.
+    /// Looks at a block of scores, before [`weigh`](Self::weigh): the maxima grow as far as they must.
     #[inline(always)]
-    pub fn update<const S: usize, const BY_FMA: usize>(&mut self, s_frag: &mut [f32; S]) -> Rescale {
+    pub fn look_at<const S: usize>(&mut self, s_frag: &mut [f32; S]) -> Rescale {
         let mut block_max = [s_frag[0], s_frag[2]];
         for i in 0..S {
             block_max[i / 2 % 2] = math::max_nan(block_max[i / 2 % 2], s_frag[i]);
@@ -97,33 +97,41 @@ impl OnlineSoftmax {
             if (block_max - self.max[row]) * self.scale_log2 > RESCALE_THRESHOLD {
                 factors[row] = math::exp2((self.max[row] - block_max) * self.scale_log2);
                 self.max[row] = block_max;
+                self.sum[row] *= factors[row];
                 grown = true;
             }
             if block_max.is_nan() {
                 self.sum[row] = block_max;
             }
-            subtract_first |= self.folded_max(row).abs() > FOLD_LIMIT;
+            self.shift[row] = self.finite_max(row) * self.scale_log2;
+            subtract_first |= self.shift[row].abs() > FOLD_LIMIT;
         }
-        let mut shift = [self.folded_max(0), self.folded_max(1)];
         if warp::any(subtract_first) {
             for i in 0..S {
                 s_frag[i] -= self.finite_max(i / 2 % 2);
             }
-            shift = [0.0; 2];
+            self.shift = [0.0; 2];
         }
-        let mut block_sum = [0.0; 2];
-        for i in 0..S {
+        Rescale { factors, any: warp::any(grown) }
+    }
+
+    /// The scores `from .. to` become weights, `exp(scale * (s - max))`, and the sums grow by them.
+    ///
+    /// `BY_FMA` of every 8 pairs come from the FMA units; a block with masked scores takes 0.
+    #[inline(always)]
+    pub fn weigh<const S: usize, const BY_FMA: usize>(
+        &mut self,
+        s_frag: &mut [f32; S],
+        from: usize,
+        to: usize,
+    ) {
+        for i in from..to {
             let row = i / 2 % 2;
-            let x = math::fma(s_frag[i], self.scale_log2, -shift[row]);
+            let x = math::fma(s_frag[i], self.scale_log2, -self.shift[row]);
             let by_fma = i / 2 * BY_FMA % 8 < BY_FMA;
             s_frag[i] = if by_fma { exp2_by_fma(x) } else { math::exp2(x) };
-            block_sum[row] += s_frag[i];
+            self.sum[row] += s_frag[i];
         }
-        let rescale = Rescale { factors, any: warp::any(grown) };
-        for row in 0..2 {
-            self.sum[row] = math::fma(self.sum[row], factors[row], block_sum[row]);
-        }
-        rescale
     }
 
     /// The rows' final factor on the output, `1 / sum`, and their log-sum-exp. A row without keys gets 0 and -inf.
@@ -134,17 +142,12 @@ impl OnlineSoftmax {
         for row in 0..2 {
             let sum = quad_sum(self.sum[row]);
             factors[row] = if sum == 0.0 { 0.0 } else { math::reciprocal(sum) };
-            lse[row] = (self.folded_max(row) + math::log2(sum)) * LN_2;
+            lse[row] = (self.finite_max(row) * self.scale_log2 + math::log2(sum)) * LN_2;
         }
         (factors, lse)
     }
 
-    /// The maximum as the exponent sees it; 0 before the first key, so that a weight there is `exp2(-inf) = 0`.
-    #[inline(always)]
-    fn folded_max(&self, row: usize) -> f32 {
-        self.finite_max(row) * self.scale_log2
-    }
-
+    /// The maximum, or 0 before the first key, so that a weight there is `exp2(-inf) = 0`.
     #[inline(always)]
     fn finite_max(&self, row: usize) -> f32 {
         if self.max[row] == f32::NEG_INFINITY { 0.0 } else { self.max[row] }

@@ -82,6 +82,8 @@ pub unsafe fn forward<
     const STAGES: u32,
     const Q_STAGES: u32,
     const BY_FMA: usize,
+    const WAIT: usize,
+    const TURN: usize,
 >(
     params: &Sm90Params,
     maps: ParamAddress,
@@ -120,7 +122,7 @@ pub unsafe fn forward<
         }
         // SAFETY: as the caller promises.
         unsafe {
-            consume::<T, M, D, BLOCK_N, S, P, O, CONSUMERS, STAGES, Q_STAGES, BY_FMA>(
+            consume::<T, M, D, BLOCK_N, S, P, O, CONSUMERS, STAGES, Q_STAGES, BY_FMA, WAIT, TURN>(
                 &shared,
                 params,
                 warpgroup - 1,
@@ -255,6 +257,8 @@ unsafe fn consume<
     const STAGES: u32,
     const Q_STAGES: u32,
     const BY_FMA: usize,
+    const WAIT: usize,
+    const TURN: usize,
 >(
     shared: &Shared<D, BLOCK_N, CONSUMERS, STAGES, Q_STAGES>,
     params: &Sm90Params,
@@ -296,11 +300,11 @@ unsafe fn consume<
             // Towards the first block: those on the diagonal with the mask, those left of it without.
             while n > blocks.full {
                 n -= 1;
-                consumer.next_block::<T, M, true, 0>(n, bounds);
+                consumer.next_block::<T, M, true, 0, WAIT, TURN>(n, bounds);
             }
             while n > 0 {
                 n -= 1;
-                consumer.next_block::<T, M, false, BY_FMA>(n, bounds);
+                consumer.next_block::<T, M, false, BY_FMA, WAIT, TURN>(n, bounds);
             }
 
             // The last share of the output, and behind it the next tile's first scores.
@@ -309,11 +313,15 @@ unsafe fn consume<
             shared.v_gates.wait_full(consumer.v_state);
             if Q_STAGES > 1 {
                 number = consumer.next_tile();
-                consumer.turns.wait();
+                if TURN < 2 {
+                    consumer.turns.wait();
+                }
                 consumer.start_output::<T>();
                 // At the very end these are scores of stale tiles that nobody looks at: cheaper than a branch.
                 consumer.start_scores::<T>();
-                consumer.turns.pass();
+                if TURN < 2 {
+                    consumer.turns.pass();
+                }
                 consumer.o_frag.wait::<1, 0>();
             } else {
                 consumer.start_output::<T>();
@@ -386,14 +394,22 @@ where
             self.mask_scores(n, bounds);
         }
         self.softmax = OnlineSoftmax::new(scale_log2);
-        self.softmax.update::<S, 0>(&mut self.s_frag);
+        self.softmax.look_at(&mut self.s_frag);
+        self.softmax.weigh::<S, 0>(&mut self.s_frag, 0, S);
         self.p_frag = fragment::pack::<T, S, P>(&self.s_frag);
         self.o_frag = [0.0; O];
     }
 
     /// Block `n`: its scores, beside the output's share of the block before; then its weights.
     #[inline(always)]
-    unsafe fn next_block<T: Half, M: Mask, const MASKED: bool, const BY_FMA: usize>(
+    unsafe fn next_block<
+        T: Half,
+        M: Mask,
+        const MASKED: bool,
+        const BY_FMA: usize,
+        const WAIT: usize,
+        const TURN: usize,
+    >(
         &mut self,
         n: i32,
         bounds: Bounds<M>,
@@ -401,21 +417,30 @@ where
         // SAFETY: buffers are waited for before they are read, products before their registers are touched.
         unsafe {
             self.shared.k_gates.wait_full(self.k_state);
-            self.turns.wait();
+            if TURN < 2 {
+                self.turns.wait();
+            }
             self.start_scores::<T>();
             self.shared.v_gates.wait_full(self.v_state);
             self.start_output::<T>();
-            self.turns.pass();
+            if TURN == 0 {
+                self.turns.pass();
+            }
             self.s_frag.wait::<1, 0>();
+            if TURN == 1 {
+                self.turns.pass();
+            }
             self.shared.k_gates.release(self.k_state);
             self.k_state.advance();
             if MASKED {
                 self.mask_scores(n, bounds);
             }
-            let rescale = self.softmax.update::<S, BY_FMA>(&mut self.s_frag);
+            let rescale = self.softmax.look_at(&mut self.s_frag);
+            self.softmax.weigh::<S, BY_FMA>(&mut self.s_frag, 0, S / 16 * WAIT);
             rescale.wait_and_apply(&mut self.o_frag);
             self.shared.v_gates.release(self.v_state);
             self.v_state.advance();
+            self.softmax.weigh::<S, BY_FMA>(&mut self.s_frag, S / 16 * WAIT, S);
             self.p_frag = fragment::pack::<T, S, P>(&self.s_frag);
         }
     }
@@ -491,7 +516,7 @@ unsafe fn store<T: Half, const O: usize>(
 }
 
 macro_rules! define {
-    ($($name:ident: $dtype:ident $d:literal $mask:ident $block_n:literal $consumers:literal $stages:literal $q_stages:literal $by_fma:literal $threads:literal;)*) => {$(
+    ($($name:ident: $dtype:ident $d:literal $mask:ident $block_n:literal $consumers:literal $stages:literal $q_stages:literal $by_fma:literal $wait:literal $turn:literal $threads:literal;)*) => {$(
         /// Entry of [`forward`]; see there for what it expects.
         ///
         /// # Safety
@@ -501,7 +526,7 @@ macro_rules! define {
             // SAFETY: as the caller promises.
             unsafe {
                 forward::<cuda_std::element::$dtype, mask::$mask, $d, $block_n, { $block_n / 2 }, { $block_n / 4 },
-                    { $d / 2 }, $consumers, $stages, $q_stages, $by_fma>(&params, maps)
+                    { $d / 2 }, $consumers, $stages, $q_stages, $by_fma, $wait, $turn>(&params, maps)
             }
         }
     )*};
