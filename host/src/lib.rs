@@ -1,6 +1,7 @@
 //! Flash attention: kernels in Rust, compiled to PTX by rustc, launched through the CUDA driver.
 
 pub mod element;
+pub mod embedded;
 pub mod error;
 pub mod extras;
 pub mod problem;
