@@ -102,3 +102,11 @@ impl Entry {
         }
     }
 }
+
+/// The tables of all families.
+const FAMILIES: &[&[Entry]] = &[];
+
+/// All entries, family by family.
+pub fn entries() -> impl Iterator<Item = &'static Entry> {
+    FAMILIES.iter().copied().flatten()
+}
