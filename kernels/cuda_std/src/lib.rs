@@ -21,7 +21,23 @@ macro_rules! device {
     }};
 }
 
-/// The host body of a device function that the simulated device does not implement.
+/// The host body of a device function: `host!("name", (arguments) => what the simulated device does)`.
+#[cfg(all(not(target_arch = "nvptx64"), feature = "sim"))]
+macro_rules! host {
+    ($name:expr, ($($argument:expr),*) => $body:expr) => {
+        $body
+    };
+}
+
+/// The host body of a device function where there is no simulated device: a panic.
+#[cfg(all(not(target_arch = "nvptx64"), not(feature = "sim")))]
+macro_rules! host {
+    ($name:expr, ($($argument:expr),*) => $body:expr) => {{
+        $(let _ = $argument;)*
+        crate::no_host_body($name)
+    }};
+}
+
 #[cfg(not(target_arch = "nvptx64"))]
 #[cold]
 #[track_caller]
@@ -41,6 +57,8 @@ pub mod math;
 pub mod mbarrier;
 pub mod memory;
 pub mod shared;
+#[cfg(all(not(target_arch = "nvptx64"), feature = "sim"))]
+pub mod sim;
 pub mod thread;
 pub mod tma;
 pub mod warp;

@@ -78,14 +78,14 @@ macro_rules! accumulator {
                 device!({
                     if T::BF16 { accumulator!(@shared "bf16", $n, self, [$($i)*], $list, a, b, accumulate) }
                     else { accumulator!(@shared "f16", $n, self, [$($i)*], $list, a, b, accumulate) }
-                } else { let _ = (a, b, accumulate); crate::no_host_body("wgmma::Accumulator::multiply_shared") })
+                } else { { let _ = (a, b, accumulate,); crate::no_host_body("wgmma::Accumulator::multiply_shared") } })
             }
             #[inline(always)]
             unsafe fn multiply_registers<T: Half>(&mut self, a: [u32; 4], b: Descriptor) {
                 device!({
                     if T::BF16 { accumulator!(@registers "bf16", $n, self, [$($i)*], $list, a, b) }
                     else { accumulator!(@registers "f16", $n, self, [$($i)*], $list, a, b) }
-                } else { let _ = (a, b); crate::no_host_body("wgmma::Accumulator::multiply_registers") })
+                } else { { let _ = (a, b,); crate::no_host_body("wgmma::Accumulator::multiply_registers") } })
             }
             #[inline(always)]
             unsafe fn wait<const PENDING: u32>(&mut self) {
