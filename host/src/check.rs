@@ -57,8 +57,14 @@ pub struct Pair {
 
 impl std::fmt::Display for Pair {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}: {:e}, where the reference has {:e}", self.place, self.found, self.expected)
+        let (found, expected) = (in_words(self.found), in_words(self.expected));
+        write!(f, "{}: {found}, where the reference has {expected}", self.place)
     }
+}
+
+/// All digits of a value, with an exponent only where it saves zeros.
+fn in_words(x: f64) -> String {
+    if x == 0.0 || (1e-4..1e6).contains(&x.abs()) { format!("{x}") } else { format!("{x:e}") }
 }
 
 /// The errors of one run against the reference.
@@ -83,6 +89,17 @@ pub struct Errors {
     pub misplaced: Option<Pair>,
 }
 
+/// The largest errors of O that pass.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Limits {
+    /// For [`Errors::relative`].
+    pub relative: f64,
+    /// For [`Errors::worst_row`].
+    pub worst_row: f64,
+    /// For [`Errors::max_abs`].
+    pub max_abs: f64,
+}
+
 /// A run held against the plain run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
@@ -90,6 +107,8 @@ pub struct Report {
     pub run: Errors,
     /// Errors of the plain run.
     pub plain: Errors,
+    /// What the errors of the run may be.
+    pub limits: Limits,
     /// One sentence for each rule that is broken, with the worst index and both values; empty if the run is right.
     pub failures: Vec<String>,
 }
@@ -109,39 +128,24 @@ pub fn check(dtype: DType, run: &Rows, truth: &Rows, plain: &Rows) -> Report {
     let largest = truth.o.iter().filter(|x| x.is_finite()).fold(0.0f64, |max, x| max.max(x.abs()));
     let (run, plain) = (errors(run, truth), errors(plain, truth));
     let c = rounding(dtype);
-    let mut failures = Vec::new();
-    if let Some(pair) = run.misplaced {
-        failures.push(format!("{pair}"));
-    }
-    let worst = || run.worst.map_or(String::new(), |pair| format!("; worst {pair}"));
-    let limit = 2.0 * plain.relative + c;
-    if run.relative > limit {
-        failures.push(format!(
-            "relative error {:.3e} is above {limit:.3e} (the plain run has {:.3e}){}",
-            run.relative,
-            plain.relative,
-            worst()
-        ));
-    }
-    let limit = 2.0 * plain.worst_row + 4.0 * c;
-    if let Some(at) = run.worst_row_at
-        && run.worst_row > limit
-    {
-        failures.push(format!(
-            "worst row ({at}) is off by {:.3e}, above {limit:.3e} (the plain run has {:.3e}){}",
-            run.worst_row,
-            plain.worst_row,
-            worst()
-        ));
-    }
-    let limit = 2.0 * plain.max_abs + 4.0 * c * largest;
-    if run.max_abs > limit {
-        failures.push(format!(
-            "worst element is off by {:.3e}, above {limit:.3e} (the plain run has {:.3e}){}",
-            run.max_abs,
-            plain.max_abs,
-            worst()
-        ));
+    let limits = Limits {
+        relative: 2.0 * plain.relative + c,
+        worst_row: 2.0 * plain.worst_row + 4.0 * c,
+        max_abs: 2.0 * plain.max_abs + 4.0 * c * largest,
+    };
+    let mut failures: Vec<String> = run.misplaced.iter().map(Pair::to_string).collect();
+    let row = run.worst_row_at.map_or(String::new(), |at| format!(" ({at})"));
+    for (what, error, plain_error, limit) in [
+        ("relative error is".into(), run.relative, plain.relative, limits.relative),
+        (format!("worst row{row} is off by"), run.worst_row, plain.worst_row, limits.worst_row),
+        ("worst element is off by".into(), run.max_abs, plain.max_abs, limits.max_abs),
+    ] {
+        if error > limit {
+            let worst = run.worst.map_or(String::new(), |pair| format!("; worst {pair}"));
+            failures.push(format!(
+                "{what} {error:.3e}, above {limit:.3e} (the plain run has {plain_error:.3e}){worst}"
+            ));
+        }
     }
     if let Some(pair) = run.lse_worst
         && run.lse_share > 1.0
@@ -151,7 +155,7 @@ pub fn check(dtype: DType, run: &Rows, truth: &Rows, plain: &Rows) -> Report {
             (pair.found - pair.expected).abs()
         ));
     }
-    Report { run, plain, failures }
+    Report { run, plain, limits, failures }
 }
 
 /// Measures `run` against `truth`. Places where either side is not finite count as misplaced or not at all.
@@ -271,7 +275,7 @@ mod tests {
         assert_eq!(report.run.worst.unwrap().place.to_string(), "O at batch 1, row 2, head 0, column 7");
         let last = report.failures.last().unwrap();
         assert!(last.starts_with("worst element is off by 1."), "{last}");
-        assert!(last.contains(&format!("where the reference has {:e}", truth.o[(50, 7)])), "{last}");
+        assert!(last.contains(&format!("where the reference has {}", truth.o[(50, 7)])), "{last}");
     }
 
     #[test]
@@ -305,7 +309,7 @@ mod tests {
         let mut run = plain.clone();
         run.o[(6, 9)] = 0.5;
         let failures = check(DType::F16, &run, &truth, &plain).failures;
-        assert_eq!(failures, ["O at batch 0, row 6, head 0, column 9: 5e-1, where the reference has NaN"]);
+        assert_eq!(failures, ["O at batch 0, row 6, head 0, column 9: 0.5, where the reference has NaN"]);
         let mut run = plain.clone();
         run.o[(5, 1)] = 1e-2;
         assert!(!check(DType::F16, &run, &truth, &plain).ok());
