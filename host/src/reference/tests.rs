@@ -443,7 +443,7 @@ fn real_tensors_agree_with_results_computed_elsewhere() {
         {
             let problem = Problem { causal, ..Problem::new(DType::F16, 1, 512, 2, 32) };
             let extras = Extras::default();
-            let rows = all_rows(&problem, &extras);
+            let rows = sample_rows(&problem, &extras, 256, 1);
             let ours = forward(&problem, q.view(), k.view(), v.view(), &extras, &rows).unwrap();
             let o = Array4::from_shape_vec((1, 2, 512, 32), floats(o)).unwrap();
             let lse = ndarray::Array3::from_shape_vec((1, 2, 512), floats(lse)).unwrap();

@@ -1,16 +1,28 @@
 //! Loads, stores and atomics of single threads.
 
-use super::state::{Thread, current};
 use super::handle::Handle;
+use super::state::{Thread, current};
 use crate::memory::Scalar;
 
 macro_rules! by_size {
     ($type:ty, $size:ident => $body:expr) => {
         match size_of::<$type>() {
-            2 => { const $size: usize = 2; $body }
-            4 => { const $size: usize = 4; $body }
-            8 => { const $size: usize = 8; $body }
-            16 => { const $size: usize = 16; $body }
+            2 => {
+                const $size: usize = 2;
+                $body
+            }
+            4 => {
+                const $size: usize = 4;
+                $body
+            }
+            8 => {
+                const $size: usize = 8;
+                $body
+            }
+            16 => {
+                const $size: usize = 16;
+                $body
+            }
             _ => unreachable!("scalars have 2 to 16 bytes"),
         }
     };
@@ -31,7 +43,10 @@ fn bytes<const N: usize, T: Scalar>(value: T) -> [u8; N] {
 }
 
 #[inline(always)]
-fn checked<const N: usize>(mut thread: Handle<Thread>, result: Result<[u8; N], super::memory::Fault>) -> [u8; N] {
+fn checked<const N: usize>(
+    mut thread: Handle<Thread>,
+    result: Result<[u8; N], super::memory::Fault>,
+) -> [u8; N] {
     match result {
         Ok(value) => value,
         Err(fault) => {

@@ -176,8 +176,8 @@ impl Memory {
         }
         let region = &mut self.regions[index];
         let at = (offset % PAGE as u64) as usize;
-        let page = region.pages[(offset / PAGE as u64) as usize]
-            .get_or_insert_with(|| Page::new(region.access));
+        let page =
+            region.pages[(offset / PAGE as u64) as usize].get_or_insert_with(|| Page::new(region.access));
         Ok((page, at, region.access))
     }
 

@@ -238,11 +238,8 @@ fn report_deadlock(cluster: &mut Cluster) {
             format!("block {block} warp {warp}: {count} threads wait {}", describe(thread, wait))
         })
         .collect();
-    let kind = if is_divergence(cluster, &groups) {
-        FindingKind::BarrierDivergence
-    } else {
-        FindingKind::Deadlock
-    };
+    let kind =
+        if is_divergence(cluster, &groups) { FindingKind::BarrierDivergence } else { FindingKind::Deadlock };
     let what = format!("nobody can go on; {ended} threads have ended; {}", lines.join("; "));
     if let Some(&(slot, ..)) = groups.first() {
         cluster.threads[slot].report((kind, what));

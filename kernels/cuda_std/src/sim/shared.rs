@@ -141,7 +141,10 @@ impl Shared {
             }
             if unit.write != *checked {
                 if !senders.clone().all(|clock| clock.has_seen(unit.write)) {
-                    return Err(at((FindingKind::Race, "asynchronous read, and an unordered write".into()), offset));
+                    return Err(at(
+                        (FindingKind::Race, "asynchronous read, and an unordered write".into()),
+                        offset,
+                    ));
                 }
                 if !by_async && !senders.clone().all(|clock| clock.is_proxied(unit.write)) {
                     let what = "asynchronous read of a generic write without fence.proxy.async";

@@ -72,13 +72,19 @@ pub(crate) struct Warp {
 pub(crate) enum Wait {
     Nothing,
     /// A hardware barrier of the block.
-    Barrier { id: u32, threads: u32 },
+    Barrier {
+        id: u32,
+        threads: u32,
+    },
     /// The other lanes of the warp at an instruction.
     Lanes(&'static str),
     /// The other threads of the warpgroup at an instruction.
     Warpgroup(&'static str),
     /// An mbarrier's phase.
-    Mbarrier { offset: u32, parity: u32 },
+    Mbarrier {
+        offset: u32,
+        parity: u32,
+    },
     /// The other threads of the cluster.
     Cluster,
     /// The end: the launch was given up.

@@ -28,8 +28,7 @@ fn blocks_exchange_through_shared_memory() {
         let output = memory.output::<f32>("output", values.len());
         let launch = Launch::new("reverse", 3, 160).shared(160 * 4).seed(seed);
         launch.run(&mut memory, || unsafe { reverse(input, output) }).expect_clean();
-        let expected: Vec<f32> =
-            values.chunks(160).flat_map(|block| block.iter().rev().copied()).collect();
+        let expected: Vec<f32> = values.chunks(160).flat_map(|block| block.iter().rev().copied()).collect();
         assert_eq!(memory.read::<f32>(output, values.len()), expected);
     }
 }
