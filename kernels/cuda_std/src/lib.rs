@@ -38,13 +38,22 @@ macro_rules! host {
     }};
 }
 
-#[cfg(not(target_arch = "nvptx64"))]
+#[cfg(all(not(target_arch = "nvptx64"), not(feature = "sim")))]
 #[cold]
 #[track_caller]
 pub(crate) fn no_host_body(name: &str) -> ! {
     panic!(
         "cuda_std::{name} runs on a GPU only; on the host it needs the feature `sim` and a simulated launch"
     )
+}
+
+/// A value that a device function computes with: the simulated device looks whether it may be used yet.
+#[cfg(not(target_arch = "nvptx64"))]
+#[inline(always)]
+pub(crate) fn used(value: f32) -> f32 {
+    #[cfg(feature = "sim")]
+    sim::wgmma::check_value(value);
+    value
 }
 
 pub mod atomic;

@@ -22,7 +22,8 @@ pub fn shuffle_xor(value: u32, mask: u32) -> u32 {
 /// [`shuffle_xor`] of a float.
 #[inline(always)]
 pub fn shuffle_xor_f32(value: f32, mask: u32) -> f32 {
-    f32::from_bits(shuffle_xor(value.to_bits(), mask))
+    device!({ f32::from_bits(shuffle_xor(value.to_bits(), mask)) }
+        else { f32::from_bits(shuffle_xor(crate::used(value).to_bits(), mask)) })
 }
 
 /// The value of lane `lane` (`shfl.sync.idx`).

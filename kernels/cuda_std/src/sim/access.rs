@@ -56,6 +56,19 @@ fn checked<const N: usize>(
     }
 }
 
+/// Looks whether floats that are stored may be used yet.
+#[inline(always)]
+fn check_floats<T: Scalar>(value: &T) {
+    let value: &dyn std::any::Any = value;
+    if let Some(value) = value.downcast_ref::<f32>() {
+        super::wgmma::check_value(*value);
+    } else if let Some(values) = value.downcast_ref::<[f32; 2]>() {
+        values.iter().for_each(|value| super::wgmma::check_value(*value));
+    } else if let Some(values) = value.downcast_ref::<[f32; 4]>() {
+        values.iter().for_each(|value| super::wgmma::check_value(*value));
+    }
+}
+
 #[inline(always)]
 pub(crate) fn load_global<T: Scalar>(address: u64) -> T {
     let thread = current();
@@ -67,6 +80,7 @@ pub(crate) fn load_global<T: Scalar>(address: u64) -> T {
 pub(crate) fn store_global<T: Scalar>(address: u64, value: T) {
     let mut thread = current();
     let mut memory = thread.machine.memory;
+    check_floats(&value);
     let stored = by_size!(T, N => memory.store::<N>(address, bytes(value), thread.me, &thread.clock));
     if let Err(fault) = stored {
         thread.report(fault);
@@ -84,6 +98,7 @@ pub(crate) fn load_shared<T: Scalar>(address: u32) -> T {
 pub(crate) fn store_shared<T: Scalar>(address: u32, value: T) {
     let mut thread = current();
     let mut block = thread.block;
+    check_floats(&value);
     let stored = by_size!(T, N => block.shared.store::<N>(address, bytes(value), thread.actor()));
     if let Err(fault) = stored {
         thread.report(fault);

@@ -61,12 +61,6 @@ pub(crate) fn wait_group(pending: u32) {
     finish(&mut thread, done);
 }
 
-/// `cp.async.wait_all`.
-pub(crate) fn wait_all() {
-    let mut thread = current();
-    finish(&mut thread, u32::MAX);
-}
-
 fn finish(thread: &mut Handle<Thread>, groups: u32) {
     let count = thread.copies.flying.iter().take_while(|copy| copy.group < groups).count();
     for index in 0..count {
@@ -95,14 +89,8 @@ fn land(thread: &mut Handle<Thread>, index: usize) {
     let (from, bytes, size, offset) = (copy.from, copy.bytes, copy.size, copy.offset);
     let mut value = [0u8; 16];
     let mut memory = thread.machine.memory;
-    for at in (0..bytes).step_by(2) {
-        match memory.load::<2>(from + at as u64, thread.me, &thread.clock) {
-            Ok(pair) => value[at..at + 2].copy_from_slice(&pair),
-            Err(fault) => {
-                thread.report(fault);
-                break;
-            }
-        }
+    if let Err(fault) = memory.load_bytes(from, &mut value[..bytes], thread.me, &thread.clock) {
+        thread.report_for(fault);
     }
     let me = thread.me;
     let mut block = thread.block;

@@ -207,6 +207,20 @@ impl Memory {
         Ok(value)
     }
 
+    /// Reads a row of bytes for an asynchronous copy.
+    pub(crate) fn load_bytes(
+        &mut self,
+        address: u64,
+        into: &mut [u8],
+        me: Epoch,
+        clock: &Clock,
+    ) -> Result<(), Fault> {
+        for (at, pair) in (0u64..).step_by(2).zip(into.chunks_exact_mut(2)) {
+            pair.copy_from_slice(&self.load::<2>(address.wrapping_add(at), me, clock)?);
+        }
+        Ok(())
+    }
+
     #[inline(always)]
     pub(crate) fn store<const N: usize>(
         &mut self,

@@ -8,25 +8,30 @@ mod access;
 mod barrier;
 mod clock;
 mod collective;
-mod cp_async;
+pub(crate) mod cp_async;
 mod finding;
 mod handle;
 mod mbarrier;
 mod memory;
+mod mma;
 mod rng;
 mod schedule;
 mod shared;
 mod state;
-mod wgmma;
+mod tma;
+pub(crate) mod wgmma;
 
 pub use finding::{Finding, FindingKind};
 pub use memory::{Access, Memory};
+pub use tma::{Swizzle, encode_tensor_map};
 
 pub(crate) use access::{atomic_global, load_global, load_shared, store_global, store_shared};
 pub(crate) use barrier::{barrier, cluster_sync};
 pub(crate) use collective::{ballot, shuffle_idx, shuffle_xor, sync_warp};
 pub(crate) use mbarrier::{arrive, init, wait};
+pub(crate) use mma::{ldmatrix, m16n8k16};
 pub(crate) use state::current;
+pub(crate) use tma::load as tma_load;
 
 use handle::Handle;
 
@@ -177,4 +182,9 @@ pub(crate) fn set_registers(registers: u32, raise: bool) {
         thread.misuse(format!("setmaxnreg to {registers}"));
     }
     collective::meet(thread, if raise { "setmaxnreg.inc" } else { "setmaxnreg.dec" }, &[], |_, _| {});
+}
+
+/// `prefetch.tensormap`: nothing to see here.
+pub(crate) fn prefetch_map(_map: u64) {
+    current();
 }

@@ -98,7 +98,6 @@ fn new_cluster(machine: Handle<Machine>, first: u32, shared_bytes: usize) -> Box
     });
     for rank in 0..blocks as u32 {
         cluster.blocks.push(Block {
-            index: first + rank,
             rank,
             shared: Shared::new(shared_bytes),
             barriers: (0..16).map(|_| HardwareBarrier::new(slots)).collect(),

@@ -43,10 +43,6 @@ impl Shared {
         Shared { data: vec![0xff; bytes], units: vec![Unit::default(); bytes.div_ceil(2)] }
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.data.len()
-    }
-
     /// The offset of an access in the block's memory.
     #[inline(always)]
     pub(crate) fn offset(&self, address: u32, bytes: usize) -> Result<usize, Fault> {
@@ -124,40 +120,42 @@ impl Shared {
         }
     }
 
-    /// A read by the asynchronous proxy: `senders` are the views of the threads that started it, `me` is its stamp.
-    pub(crate) fn load_async<'a>(
+    /// A read by the asynchronous proxy with the stamp `me`, as a thread with this view starts it. `checked` keeps the
+    /// last write that was found in order, which most of an operand shares.
+    pub(crate) fn touch_async(
         &mut self,
         offset: usize,
-        into: &mut [u8],
+        bytes: usize,
         me: Epoch,
-        senders: impl Iterator<Item = &'a Clock> + Clone,
+        clock: &Clock,
         checked: &mut Epoch,
     ) -> Result<(), Fault> {
-        into.copy_from_slice(&self.data[offset..offset + into.len()]);
-        for unit in &mut self.units[offset / 2..(offset + into.len()) / 2] {
-            let by_async = unit.flags & BY_ASYNC != 0;
+        for unit in &mut self.units[offset / 2..(offset + bytes) / 2] {
             if unit.flags & !BY_ASYNC != WRITTEN {
                 return Err(at(unit.fault(), offset));
             }
             if unit.write != *checked {
-                if !senders.clone().all(|clock| clock.has_seen(unit.write)) {
-                    return Err(at(
-                        (FindingKind::Race, "asynchronous read, and an unordered write".into()),
-                        offset,
-                    ));
+                if !clock.has_seen(unit.write) {
+                    let what = "asynchronous read, and an unordered write of another thread";
+                    return Err(at((FindingKind::Race, what.into()), offset));
                 }
-                if !by_async && !senders.clone().all(|clock| clock.is_proxied(unit.write)) {
+                if unit.flags & BY_ASYNC == 0 && !clock.is_proxied(unit.write) {
                     let what = "asynchronous read of a generic write without fence.proxy.async";
                     return Err(at((FindingKind::ProxyFence, what.into()), offset));
                 }
                 *checked = unit.write;
             }
-            if unit.read != me {
+            if slot(unit.read) != slot(me) {
                 unit.other_read = unit.read;
-                unit.read = me;
             }
+            unit.read = me;
         }
         Ok(())
+    }
+
+    /// The bytes themselves, unchecked.
+    pub(crate) fn bytes(&self, offset: usize, bytes: usize) -> &[u8] {
+        &self.data[offset..offset + bytes]
     }
 
     /// Gives 8 bytes to an mbarrier.

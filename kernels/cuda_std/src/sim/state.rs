@@ -48,7 +48,6 @@ pub(crate) struct Pending {
 }
 
 pub(crate) struct Block {
-    pub index: u32,
     pub rank: u32,
     pub shared: Shared,
     pub barriers: Vec<HardwareBarrier>,
@@ -158,6 +157,19 @@ impl Thread {
         if self.machine.findings.count() >= GIVE_UP {
             self.block_on(Wait::GivenUp);
         }
+    }
+
+    /// Notes a finding of an asynchronous unit that works for this thread, which may be anywhere by now.
+    pub(crate) fn report_for(&mut self, (kind, what): Fault) {
+        let finding = Finding {
+            kind,
+            kernel: self.machine.name.clone(),
+            block: self.block_index,
+            thread: self.index,
+            location: Some("an asynchronous copy".into()),
+            what,
+        };
+        self.machine.findings.add(finding);
     }
 
     pub(crate) fn misuse(&mut self, what: impl Into<String>) {

@@ -3,5 +3,6 @@
 //! The kernels here are functions with one bug or none; they have no launch contract of their own.
 #![allow(missing_docs, clippy::missing_safety_doc, clippy::undocumented_unsafe_blocks)]
 
+mod asynchronous;
 mod basics;
 mod findings;
