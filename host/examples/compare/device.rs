@@ -44,7 +44,7 @@ fn run_plain<T: Element>(
     problem: &Problem,
     inputs: &Inputs<T>,
 ) -> Result<Run<T>, Failure> {
-    if kernel != KernelChoice::Auto {
+    if !matches!(kernel, KernelChoice::Auto | KernelChoice::Cpu) {
         return Err(Failure::new("--kernel names GPU kernels; leave it out on the CPU"));
     }
     let [q_dim, k_dim, v_dim, o_dim] = dims(problem);
@@ -68,7 +68,7 @@ fn run_plain<T: Element>(
     }
     Ok(Run {
         device: format!("CPU ({} threads)", rayon::current_num_threads()),
-        kernel: "plain".into(),
+        kernel: "cpu".into(),
         plan: "the plain run: all scores of a row at once".into(),
         o,
         lse,

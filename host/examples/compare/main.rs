@@ -11,62 +11,86 @@ mod options;
 mod report;
 mod tensors;
 
+#[cfg(test)]
+mod tests;
+
 use clap::Parser;
-use measure::{Failure, measure_case};
+use measure::{Failure, Outcome, measure_case};
 use options::{CaseOptions, Options};
 use report::Line;
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::Path;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let options = Options::parse();
+    ExitCode::from(run(std::env::args_os(), &mut std::io::stdout(), &mut std::io::stderr()))
+}
+
+/// The whole program; gives its exit status.
+fn run(arguments: impl Iterator<Item = OsString>, out: &mut dyn Write, log: &mut dyn Write) -> u8 {
+    let options = match Options::try_parse_from(arguments) {
+        Ok(options) => options,
+        Err(refusal) if refusal.use_stderr() => {
+            say(log, refusal);
+            return 2;
+        }
+        Err(help) => {
+            say(out, help);
+            return 0;
+        }
+    };
     let result = match &options.configs {
-        Some(path) => run_list(&options, path),
-        None => run_one(&options),
+        Some(path) => run_list(&options, path, out, log),
+        None => run_one(&options, out, log),
     };
     match result {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::from(1),
+        Ok(true) => 0,
+        Ok(false) => 1,
         Err(failure) => {
-            eprintln!("error: {failure}");
-            ExitCode::from(2)
+            say(log, format!("error: {failure}"));
+            2
         }
     }
 }
 
 /// One case, told at length.
-fn run_one(options: &Options) -> Result<bool, Failure> {
+fn run_one(options: &Options, out: &mut dyn Write, log: &mut dyn Write) -> Result<bool, Failure> {
     let outcome = measure_case(options, &options.case);
     if options.json {
-        let line = Line::new(&options.case, &outcome);
-        println!("{}", line.json());
+        say(out, Line::new(&options.case, &outcome).json());
     }
     let outcome = outcome?;
     if !options.json {
-        println!("{}", report::page(&outcome));
+        say(out, report::page(&outcome));
     }
-    outcome.failures().iter().for_each(|failure| eprintln!("mismatch: {failure}"));
+    tell_failures(&outcome, log);
     Ok(outcome.ok())
 }
 
 /// A list of cases, one line each. A case that cannot be run does not keep the others from it.
-fn run_list(options: &Options, path: &std::path::Path) -> Result<bool, Failure> {
+fn run_list(
+    options: &Options,
+    path: &Path,
+    out: &mut dyn Write,
+    log: &mut dyn Write,
+) -> Result<bool, Failure> {
     let cases = options::read_configs(path, &options.case)?;
     let (mut ok, mut refused) = (true, 0);
     if !options.json {
-        println!("{}", report::list_header());
+        say(out, report::list_header());
     }
     for case in &cases {
         let outcome = case.as_ref().map_err(Failure::clone).and_then(|case| measure_case(options, case));
-        let fallback = CaseOptions::default();
-        let line = Line::new(case.as_ref().unwrap_or(&fallback), &outcome);
-        println!("{}", if options.json { line.json() } else { line.text().into() });
+        let line = Line::new(case.as_ref().unwrap_or(&CaseOptions::default()), &outcome);
+        say(out, if options.json { line.json() } else { line.text().into() });
         match &outcome {
             Ok(outcome) => {
-                outcome.failures().iter().for_each(|failure| eprintln!("mismatch: {failure}"));
+                tell_failures(outcome, log);
                 ok &= outcome.ok();
             }
             Err(failure) => {
-                eprintln!("error: {failure}");
+                say(log, format!("error: {failure}"));
                 refused += 1;
             }
         }
@@ -75,4 +99,15 @@ fn run_list(options: &Options, path: &std::path::Path) -> Result<bool, Failure> 
         0 => Ok(ok),
         n => Err(Failure::new(format!("{n} of {} cases could not be run", cases.len()))),
     }
+}
+
+fn tell_failures(outcome: &Outcome, log: &mut dyn Write) {
+    for failure in outcome.failures() {
+        say(log, format!("mismatch: {failure}"));
+    }
+}
+
+/// Writes a line. A reader that has gone away does not change the verdict.
+fn say(to: &mut dyn Write, text: impl std::fmt::Display) {
+    let _ = writeln!(to, "{text}");
 }

@@ -4,7 +4,7 @@ use crate::device::{self, Run};
 use crate::files::{self, File, FileElement};
 use crate::options::{CaseOptions, Check, Layout, Options};
 use crate::tensors::{Inputs, dims, view};
-use flash_attention::check::{Report, check};
+use flash_attention::check::{Report, errors, judge};
 use flash_attention::reference::{Rows, all_rows, sample_rows};
 use flash_attention::{Causal, DType, Extras, Problem, Window, plain, reference};
 use half::{bf16, f16};
@@ -149,10 +149,11 @@ fn measure<T: FileElement>(
         progress.say(&format!("computing {} rows of the plain run", rows.len()));
         let plain = plain::forward(&problem, q, k, v, &extras, &rows)?;
         let found = gather(&problem, &run, o_dim, &rows);
-        report = Some(check(T::DTYPE, &found, &truth, &plain));
+        let plain = errors(&plain, &truth);
         if let Some(expected) = expected.and_then(|expected| expected.rows(&problem, &rows)) {
-            file_report = Some(check(T::DTYPE, &found, &expected, &plain));
+            file_report = Some(judge(T::DTYPE, &found, &expected, plain.clone()));
         }
+        report = Some(judge(T::DTYPE, &found, &truth, plain));
     }
     Ok(Outcome {
         problem,

@@ -35,7 +35,6 @@ pub struct Options {
 
 /// What one case is. Everything has a default.
 #[derive(Clone, Debug, Default, Parser)]
-#[command(disable_help_flag = true)]
 pub struct CaseOptions {
     /// Element type [default: f16, or that of the input file]
     #[arg(long, value_enum)]
@@ -76,7 +75,7 @@ pub struct CaseOptions {
     /// Cap on the scores [default: none]
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub softcap: Option<f32>,
-    /// Kernel family, on the GPU [default: auto]
+    /// Kernel family on the GPU, or cpu on the CPU [default: auto]
     #[arg(long, value_enum)]
     pub kernel: Option<KernelChoice>,
     /// Order of the tensors' dimensions: batch, head, sequence, dim or batch, sequence, head, dim [default: bhsd]
@@ -122,6 +121,7 @@ pub enum KernelChoice {
     Tiled,
     Sm80,
     Sm90,
+    Cpu,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]

@@ -35,14 +35,18 @@ pub fn len(dim: Dim) -> usize {
 
 /// A view `(batch, sequence, head, dim)` of `data`.
 pub fn view<T>(data: &[T], dim: Dim, strides: Strides) -> ArrayView4<'_, T> {
-    let strides = (strides.batch, strides.seq, strides.head, 1);
-    ArrayView4::from_shape(dim.strides(strides), data).expect("the data has the problem's layout")
+    ArrayView4::from_shape(dim.strides(whole(dim, strides)), data).expect("the data has the problem's layout")
 }
 
 /// A mutable view `(batch, sequence, head, dim)` of `data`.
 pub fn view_mut<T>(data: &mut [T], dim: Dim, strides: Strides) -> ArrayViewMut4<'_, T> {
-    let strides = (strides.batch, strides.seq, strides.head, 1);
-    ArrayViewMut4::from_shape(dim.strides(strides), data).expect("the data has the problem's layout")
+    ArrayViewMut4::from_shape(dim.strides(whole(dim, strides)), data)
+        .expect("the data has the problem's layout")
+}
+
+/// Strides of all four dimensions. Those of an empty tensor must not reach anywhere: ndarray checks them even so.
+fn whole(dim: Dim, strides: Strides) -> Dim {
+    if len(dim) == 0 { (0, 0, 0, 0) } else { (strides.batch, strides.seq, strides.head, 1) }
 }
 
 impl<T: Element> Inputs<T> {
