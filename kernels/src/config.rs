@@ -103,65 +103,51 @@ impl Entry {
     }
 }
 
+/// The tables of all families.
+const FAMILIES: &[&[Entry]] = &[];
+
+/// All entries, family by family.
+pub fn entries() -> impl Iterator<Item = &'static Entry> {
+    FAMILIES.iter().copied().flatten()
+}
+
 /// Rows of the Hopper kernel: type, head dim, mask, keys a block, consumer warpgroups, stages of the K and V rings,
 /// stages of Q, threads.
 macro_rules! sm90_entries {
     ($callback:ident) => {
         $callback! {
-            sm90_bf16_d128_full_q1w2t0: Bf16 128 Full 128 2 2 1 0 2 0 384;
-            sm90_bf16_d128_causal_q1w2t0: Bf16 128 Causal 128 2 2 1 0 2 0 384;
-            sm90_bf16_d128_full_q1w5t0: Bf16 128 Full 128 2 2 1 0 5 0 384;
-            sm90_bf16_d128_causal_q1w5t0: Bf16 128 Causal 128 2 2 1 0 5 0 384;
-            sm90_bf16_d128_full_q1w8t0: Bf16 128 Full 128 2 2 1 0 8 0 384;
-            sm90_bf16_d128_causal_q1w8t0: Bf16 128 Causal 128 2 2 1 0 8 0 384;
-            sm90_bf16_d128_full_q1w2t1: Bf16 128 Full 128 2 2 1 0 2 1 384;
-            sm90_bf16_d128_causal_q1w2t1: Bf16 128 Causal 128 2 2 1 0 2 1 384;
-            sm90_bf16_d128_full_q1w5t1: Bf16 128 Full 128 2 2 1 0 5 1 384;
-            sm90_bf16_d128_causal_q1w5t1: Bf16 128 Causal 128 2 2 1 0 5 1 384;
-            sm90_bf16_d128_full_q1w8t1: Bf16 128 Full 128 2 2 1 0 8 1 384;
-            sm90_bf16_d128_causal_q1w8t1: Bf16 128 Causal 128 2 2 1 0 8 1 384;
-            sm90_bf16_d128_full_q1w2t2: Bf16 128 Full 128 2 2 1 0 2 2 384;
-            sm90_bf16_d128_causal_q1w2t2: Bf16 128 Causal 128 2 2 1 0 2 2 384;
-            sm90_bf16_d128_full_q2w2t0: Bf16 128 Full 128 2 2 2 0 2 0 384;
-            sm90_bf16_d128_causal_q2w2t0: Bf16 128 Causal 128 2 2 2 0 2 0 384;
-            sm90_bf16_d128_full_q2w5t0: Bf16 128 Full 128 2 2 2 0 5 0 384;
-            sm90_bf16_d128_causal_q2w5t0: Bf16 128 Causal 128 2 2 2 0 5 0 384;
-            sm90_bf16_d128_full_q2w8t0: Bf16 128 Full 128 2 2 2 0 8 0 384;
-            sm90_bf16_d128_causal_q2w8t0: Bf16 128 Causal 128 2 2 2 0 8 0 384;
-            sm90_bf16_d128_full_q2w2t1: Bf16 128 Full 128 2 2 2 0 2 1 384;
-            sm90_bf16_d128_causal_q2w2t1: Bf16 128 Causal 128 2 2 2 0 2 1 384;
-            sm90_bf16_d128_full_q2w5t1: Bf16 128 Full 128 2 2 2 0 5 1 384;
-            sm90_bf16_d128_causal_q2w5t1: Bf16 128 Causal 128 2 2 2 0 5 1 384;
-            sm90_bf16_d128_full_q2w8t1: Bf16 128 Full 128 2 2 2 0 8 1 384;
-            sm90_bf16_d128_causal_q2w8t1: Bf16 128 Causal 128 2 2 2 0 8 1 384;
-            sm90_bf16_d128_full_q2w2t2: Bf16 128 Full 128 2 2 2 0 2 2 384;
-            sm90_bf16_d128_causal_q2w2t2: Bf16 128 Causal 128 2 2 2 0 2 2 384;
-            sm90_bf16_d64_full_q2w2t0: Bf16 64 Full 128 3 2 2 0 2 0 512;
-            sm90_bf16_d64_causal_q2w2t0: Bf16 64 Causal 128 3 2 2 0 2 0 512;
-            sm90_bf16_d64_full_q2w5t0: Bf16 64 Full 128 3 2 2 0 5 0 512;
-            sm90_bf16_d64_causal_q2w5t0: Bf16 64 Causal 128 3 2 2 0 5 0 512;
-            sm90_bf16_d64_full_q2w2t1: Bf16 64 Full 128 3 2 2 0 2 1 512;
-            sm90_bf16_d64_causal_q2w2t1: Bf16 64 Causal 128 3 2 2 0 2 1 512;
-            sm90_bf16_d64_full_q2w5t1: Bf16 64 Full 128 3 2 2 0 5 1 512;
-            sm90_bf16_d64_causal_q2w5t1: Bf16 64 Causal 128 3 2 2 0 5 1 512;
-            sm90_bf16_d64_full_q2w2t2: Bf16 64 Full 128 3 2 2 0 2 2 512;
-            sm90_bf16_d64_causal_q2w2t2: Bf16 64 Causal 128 3 2 2 0 2 2 512;
-            sm90_bf16_d64_full_q1w2t0: Bf16 64 Full 128 3 2 1 0 2 0 512;
-            sm90_bf16_d64_causal_q1w2t0: Bf16 64 Causal 128 3 2 1 0 2 0 512;
-            sm90_bf16_d64_full_q1w2t1: Bf16 64 Full 128 3 2 1 0 2 1 512;
-            sm90_bf16_d64_causal_q1w2t1: Bf16 64 Causal 128 3 2 1 0 2 1 512;
-            sm90_bf16_d256_full_q1w2t0: Bf16 256 Full 80 2 2 1 0 2 0 384;
-            sm90_bf16_d256_causal_q1w2t0: Bf16 256 Causal 80 2 2 1 0 2 0 384;
-            sm90_bf16_d256_full_q1w6t0: Bf16 256 Full 80 2 2 1 0 6 0 384;
-            sm90_bf16_d256_causal_q1w6t0: Bf16 256 Causal 80 2 2 1 0 6 0 384;
-            sm90_bf16_d256_full_q1w2t1: Bf16 256 Full 80 2 2 1 0 2 1 384;
-            sm90_bf16_d256_causal_q1w2t1: Bf16 256 Causal 80 2 2 1 0 2 1 384;
-            sm90_bf16_d256_full_q1w6t1: Bf16 256 Full 80 2 2 1 0 6 1 384;
-            sm90_bf16_d256_causal_q1w6t1: Bf16 256 Causal 80 2 2 1 0 6 1 384;
-            sm90_bf16_d256_full_q1w2t2: Bf16 256 Full 80 2 2 1 0 2 2 384;
-            sm90_bf16_d256_causal_q1w2t2: Bf16 256 Causal 80 2 2 1 0 2 2 384;
-            sm90_bf16_d256_full_q1w6t2: Bf16 256 Full 80 2 2 1 0 6 2 384;
-            sm90_bf16_d256_causal_q1w6t2: Bf16 256 Causal 80 2 2 1 0 6 2 384;
+            sm90_bf16_d128_full_c2n128q1w1t0: Bf16 128 Full 128 2 2 1 0 1 0 384;
+            sm90_bf16_d128_causal_c2n128q1w1t0: Bf16 128 Causal 128 2 2 1 0 1 0 384;
+            sm90_bf16_d128_full_c2n128q1w2t0: Bf16 128 Full 128 2 2 1 0 2 0 384;
+            sm90_bf16_d128_causal_c2n128q1w2t0: Bf16 128 Causal 128 2 2 1 0 2 0 384;
+            sm90_bf16_d128_full_c2n128q1w2t1: Bf16 128 Full 128 2 2 1 0 2 1 384;
+            sm90_bf16_d128_causal_c2n128q1w2t1: Bf16 128 Causal 128 2 2 1 0 2 1 384;
+            sm90_bf16_d128_full_c2n128q1w2t2: Bf16 128 Full 128 2 2 1 0 2 2 384;
+            sm90_bf16_d128_causal_c2n128q1w2t2: Bf16 128 Causal 128 2 2 1 0 2 2 384;
+            sm90_bf16_d128_full_c2n128q2w1t0: Bf16 128 Full 128 2 2 2 0 1 0 384;
+            sm90_bf16_d128_causal_c2n128q2w1t0: Bf16 128 Causal 128 2 2 2 0 1 0 384;
+            sm90_bf16_d128_full_c2n128q2w2t0: Bf16 128 Full 128 2 2 2 0 2 0 384;
+            sm90_bf16_d128_causal_c2n128q2w2t0: Bf16 128 Causal 128 2 2 2 0 2 0 384;
+            sm90_bf16_d128_full_c2n128q2w2t1: Bf16 128 Full 128 2 2 2 0 2 1 384;
+            sm90_bf16_d128_causal_c2n128q2w2t1: Bf16 128 Causal 128 2 2 2 0 2 1 384;
+            sm90_bf16_d128_full_c2n128q2w2t2: Bf16 128 Full 128 2 2 2 0 2 2 384;
+            sm90_bf16_d128_causal_c2n128q2w2t2: Bf16 128 Causal 128 2 2 2 0 2 2 384;
+            sm90_bf16_d128_full_c2n176q1w2t0: Bf16 128 Full 176 2 2 1 0 2 0 384;
+            sm90_bf16_d128_causal_c2n176q1w2t0: Bf16 128 Causal 176 2 2 1 0 2 0 384;
+            sm90_bf16_d64_full_c3n128q1w2t0: Bf16 64 Full 128 3 2 1 0 2 0 512;
+            sm90_bf16_d64_causal_c3n128q1w2t0: Bf16 64 Causal 128 3 2 1 0 2 0 512;
+            sm90_bf16_d64_full_c3n128q2w2t0: Bf16 64 Full 128 3 2 2 0 2 0 512;
+            sm90_bf16_d64_causal_c3n128q2w2t0: Bf16 64 Causal 128 3 2 2 0 2 0 512;
+            sm90_bf16_d64_full_c2n128q1w2t0: Bf16 64 Full 128 2 2 1 0 2 0 384;
+            sm90_bf16_d64_causal_c2n128q1w2t0: Bf16 64 Causal 128 2 2 1 0 2 0 384;
+            sm90_bf16_d64_full_c2n128q2w2t0: Bf16 64 Full 128 2 2 2 0 2 0 384;
+            sm90_bf16_d64_causal_c2n128q2w2t0: Bf16 64 Causal 128 2 2 2 0 2 0 384;
+            sm90_bf16_d64_full_c3n128q2w1t1: Bf16 64 Full 128 3 2 2 0 1 1 512;
+            sm90_bf16_d64_causal_c3n128q2w1t1: Bf16 64 Causal 128 3 2 2 0 1 1 512;
+            sm90_bf16_d256_full_c2n80q1w2t0: Bf16 256 Full 80 2 2 1 0 2 0 384;
+            sm90_bf16_d256_causal_c2n80q1w2t0: Bf16 256 Causal 80 2 2 1 0 2 0 384;
+            sm90_bf16_d256_full_c2n80q1w6t2: Bf16 256 Full 80 2 2 1 0 6 2 384;
+            sm90_bf16_d256_causal_c2n80q1w6t2: Bf16 256 Causal 80 2 2 1 0 6 2 384;
         }
     };
 }

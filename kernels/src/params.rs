@@ -79,8 +79,154 @@ pub struct Sm90Params {
     pub forward: ForwardParams,
     /// Device address of this launch's work counter (u32 pairs, zero between launches), or 0 for the static order.
     pub work_counter: u64,
+    /// The order of the tiles.
+    pub order: TileOrder,
+}
+
+/// A divisor prepared on the host, so that the device divides by one multiplication.
+///
+/// Source: division by invariant integers, Granlund and Montgomery 1994, for dividends below 2^31.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Divisor {
+    divisor: u32,
+    multiplier: u32,
+    shift: u32,
+}
+
+impl Divisor {
+    /// Prepares division by `divisor`; 0 is taken for 1.
+    pub const fn new(divisor: u32) -> Self {
+        let divisor = if divisor == 0 { 1 } else { divisor };
+        let shift = 31 + divisor.next_power_of_two().trailing_zeros();
+        Divisor { divisor, multiplier: (1u64 << shift).div_ceil(divisor as u64) as u32, shift }
+    }
+
+    /// The divisor itself.
+    #[inline(always)]
+    pub const fn get(self) -> u32 {
+        self.divisor
+    }
+
+    /// Quotient and remainder of `n`, which is below 2^31.
+    #[inline(always)]
+    pub const fn div_rem(self, n: u32) -> (u32, u32) {
+        let quotient = ((n as u64 * self.multiplier as u64) >> self.shift) as u32;
+        (quotient, n - quotient * self.divisor)
+    }
+}
+
+/// In which order a persistent grid takes the tiles of a call.
+///
+/// Heads are taken in groups whose keys and values share the L2 cache. Inside a group a causal mask's longest tiles,
+/// the last rows of every head, come first, so that the short ones fill the gaps at the end.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TileOrder {
     /// Tiles of the whole call: `blocks_m * heads * batch`.
     pub tiles: u32,
-    /// Heads whose keys and values are meant to stay in the L2 cache together.
-    pub heads_per_group: u32,
+    /// Tiles of a group of heads.
+    group_tiles: Divisor,
+    /// Heads of a group, all batch entries counted through.
+    group_heads: Divisor,
+    /// Heads of the last group, which may be smaller.
+    last_group_heads: Divisor,
+    /// First tile of the last group.
+    last_group_first: u32,
+    /// Query blocks of a head.
+    blocks_m: Divisor,
+    /// Query heads.
+    heads: Divisor,
+    /// Query heads for each key head.
+    queries_per_key: Divisor,
+}
+
+/// One tile of work: a block of query rows of one head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct WorkTile {
+    /// Block of query rows.
+    pub block_m: u32,
+    /// Query head.
+    pub head: u32,
+    /// Batch entry.
+    pub batch: u32,
+}
+
+impl TileOrder {
+    /// The order for `blocks_m` query blocks of each of `heads` heads of `batch` sequences, `heads_per_group` heads a
+    /// group. The product of the first three is below 2^31.
+    pub const fn new(blocks_m: u32, heads: u32, kv_heads: u32, batch: u32, heads_per_group: u32) -> Self {
+        let all_heads = heads * batch;
+        let per_group = if heads_per_group == 0 { 1 } else { heads_per_group };
+        let per_group = if per_group > all_heads && all_heads > 0 { all_heads } else { per_group };
+        let whole_groups = all_heads / per_group;
+        TileOrder {
+            tiles: blocks_m * all_heads,
+            group_tiles: Divisor::new(per_group * blocks_m),
+            group_heads: Divisor::new(per_group),
+            last_group_heads: Divisor::new(all_heads - whole_groups * per_group),
+            last_group_first: whole_groups * per_group * blocks_m,
+            blocks_m: Divisor::new(blocks_m),
+            heads: Divisor::new(heads),
+            queries_per_key: Divisor::new(if kv_heads == 0 { 1 } else { heads / kv_heads }),
+        }
+    }
+
+    /// Tile number `index`.
+    #[inline(always)]
+    pub const fn tile(&self, index: u32, longest_first: bool) -> WorkTile {
+        let (group, inside) = self.group_tiles.div_rem(index);
+        let first_head = group * self.group_heads.get();
+        let (block_m, head_in_group) = if longest_first {
+            let group_heads =
+                if index < self.last_group_first { self.group_heads } else { self.last_group_heads };
+            let (from_last, head) = group_heads.div_rem(inside);
+            (self.blocks_m.get() - 1 - from_last, head)
+        } else {
+            let (head, block_m) = self.blocks_m.div_rem(inside);
+            (block_m, head)
+        };
+        let (batch, head) = self.heads.div_rem(first_head + head_in_group);
+        WorkTile { block_m, head, batch }
+    }
+
+    /// The key head that query head `head` reads.
+    #[inline(always)]
+    pub const fn kv_head(&self, head: u32) -> u32 {
+        self.queries_per_key.div_rem(head).0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn divisors_divide() {
+        let top = (1 << 31) - 1;
+        for d in (1..300).chain([511, 512, 513, 65_535, 65_536, 65_537, 1 << 30, top - 1, top]) {
+            let divisor = Divisor::new(d);
+            for n in [0, 1, d - 1, d, d.saturating_add(1), top / 2, top - 1, top].into_iter().chain(0..200) {
+                if n <= top {
+                    assert_eq!(divisor.div_rem(n), (n / d, n % d), "{n} / {d}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_tile_comes_exactly_once() {
+        for (blocks_m, heads, batch, per_group) in [(1, 1, 1, 1), (5, 3, 2, 4), (4, 8, 3, 24), (7, 2, 5, 100)]
+        {
+            let order = TileOrder::new(blocks_m, heads, 1, batch, per_group);
+            for longest_first in [false, true] {
+                let seen: HashSet<_> = (0..order.tiles)
+                    .map(|index| order.tile(index, longest_first))
+                    .inspect(|t| assert!(t.block_m < blocks_m && t.head < heads && t.batch < batch, "{t:?}"))
+                    .collect();
+                assert_eq!(seen.len(), order.tiles as usize);
+            }
+        }
+    }
 }

@@ -12,5 +12,5 @@ pub unsafe fn add_u32(at: GlobalPtr<u32>, value: u32) -> u32 {
         let before: u32;
         unsafe { core::arch::asm!("atom.global.add.u32 {}, [{}], {};", out(reg32) before, in(reg64) at.address(), in(reg32) value, options(nostack)) };
         before
-    } else { let _ = (at, value); crate::no_host_body("atomic::add_u32") })
+    } else { host!("atomic::add_u32", (at, value) => crate::sim::atomic_global(at.address(), |before| before.wrapping_add(value))) })
 }

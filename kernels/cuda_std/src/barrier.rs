@@ -14,13 +14,13 @@ impl NamedBarrier {
     #[inline(always)]
     pub fn sync(self) {
         device!({ unsafe { core::arch::asm!("bar.sync {}, {};", in(reg32) self.id, in(reg32) self.threads, options(nostack)) } }
-            else { crate::no_host_body("barrier::NamedBarrier::sync") })
+            else { host!("barrier::NamedBarrier::sync", () => crate::sim::barrier(self.id, self.threads, true)) })
     }
 
     /// Arrives without waiting (`bar.arrive`).
     #[inline(always)]
     pub fn arrive(self) {
         device!({ unsafe { core::arch::asm!("bar.arrive {}, {};", in(reg32) self.id, in(reg32) self.threads, options(nostack)) } }
-            else { crate::no_host_body("barrier::NamedBarrier::arrive") })
+            else { host!("barrier::NamedBarrier::arrive", () => crate::sim::barrier(self.id, self.threads, false)) })
     }
 }

@@ -7,12 +7,12 @@ pub fn block_rank() -> u32 {
         let rank: u32;
         unsafe { core::arch::asm!("mov.u32 {}, %cluster_ctarank;", out(reg32) rank, options(pure, nomem, nostack)) };
         rank
-    } else { crate::no_host_body("cluster::block_rank") })
+    } else { host!("cluster::block_rank", () => crate::sim::index::block_rank()) })
 }
 
 /// Waits for all threads of the cluster and orders their shared accesses (`barrier.cluster.arrive` and `wait`).
 #[inline(always)]
 pub fn sync() {
     device!({ unsafe { core::arch::asm!("barrier.cluster.arrive.release.aligned;", "barrier.cluster.wait.acquire.aligned;", options(nostack)) } }
-        else { crate::no_host_body("cluster::sync") })
+        else { host!("cluster::sync", () => crate::sim::cluster_sync()) })
 }

@@ -21,14 +21,39 @@ macro_rules! device {
     }};
 }
 
-/// The host body of a device function that the simulated device does not implement.
-#[cfg(not(target_arch = "nvptx64"))]
+/// The host body of a device function: `host!("name", (arguments) => what the simulated device does)`.
+#[cfg(all(not(target_arch = "nvptx64"), feature = "sim"))]
+macro_rules! host {
+    ($name:expr, ($($argument:expr),*) => $body:expr) => {
+        $body
+    };
+}
+
+/// The host body of a device function where there is no simulated device: a panic.
+#[cfg(all(not(target_arch = "nvptx64"), not(feature = "sim")))]
+macro_rules! host {
+    ($name:expr, ($($argument:expr),*) => $body:expr) => {{
+        $(let _ = $argument;)*
+        crate::no_host_body($name)
+    }};
+}
+
+#[cfg(all(not(target_arch = "nvptx64"), not(feature = "sim")))]
 #[cold]
 #[track_caller]
 pub(crate) fn no_host_body(name: &str) -> ! {
     panic!(
         "cuda_std::{name} runs on a GPU only; on the host it needs the feature `sim` and a simulated launch"
     )
+}
+
+/// A value that a device function computes with: the simulated device looks whether it may be used yet.
+#[cfg(not(target_arch = "nvptx64"))]
+#[inline(always)]
+pub(crate) fn used(value: f32) -> f32 {
+    #[cfg(feature = "sim")]
+    sim::wgmma::check_value(value);
+    value
 }
 
 pub mod atomic;
@@ -41,6 +66,8 @@ pub mod math;
 pub mod mbarrier;
 pub mod memory;
 pub mod shared;
+#[cfg(all(not(target_arch = "nvptx64"), feature = "sim"))]
+pub mod sim;
 pub mod thread;
 pub mod tma;
 pub mod warp;

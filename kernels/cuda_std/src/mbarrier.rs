@@ -14,7 +14,7 @@ impl Mbarrier {
     #[inline(always)]
     pub unsafe fn init(self, count: u32) {
         device!({ unsafe { core::arch::asm!("mbarrier.init.shared::cta.b64 [{}], {};", in(reg32) self.0.address(), in(reg32) count, options(nostack)) } }
-            else { let _ = count; crate::no_host_body("mbarrier::Mbarrier::init") })
+            else { host!("mbarrier::Mbarrier::init", (count) => crate::sim::init(self.0.address(), count)) })
     }
 
     /// Arrives once (`mbarrier.arrive`).
@@ -24,7 +24,7 @@ impl Mbarrier {
     #[inline(always)]
     pub unsafe fn arrive(self) {
         device!({ unsafe { core::arch::asm!("mbarrier.arrive.shared::cta.b64 _, [{}];", in(reg32) self.0.address(), options(nostack)) } }
-            else { crate::no_host_body("mbarrier::Mbarrier::arrive") })
+            else { host!("mbarrier::Mbarrier::arrive", () => crate::sim::arrive(self.0.address(), 0, None)) })
     }
 
     /// Arrives once and makes the phase wait for `bytes` more of copies (`mbarrier.arrive.expect_tx`).
@@ -34,7 +34,7 @@ impl Mbarrier {
     #[inline(always)]
     pub unsafe fn arrive_expect(self, bytes: u32) {
         device!({ unsafe { core::arch::asm!("mbarrier.arrive.expect_tx.shared::cta.b64 _, [{}], {};", in(reg32) self.0.address(), in(reg32) bytes, options(nostack)) } }
-            else { let _ = bytes; crate::no_host_body("mbarrier::Mbarrier::arrive_expect") })
+            else { host!("mbarrier::Mbarrier::arrive_expect", (bytes) => crate::sim::arrive(self.0.address(), bytes, None)) })
     }
 
     /// Arrives once at the barrier at the same place in block `rank` of the cluster (`mapa`, `mbarrier.arrive.shared::cluster`).
@@ -46,7 +46,7 @@ impl Mbarrier {
         device!({ unsafe { core::arch::asm!(
             "{{ .reg .b32 remote; mapa.shared::cluster.u32 remote, {}, {}; mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote]; }}",
             in(reg32) self.0.address(), in(reg32) rank, options(nostack)) } }
-            else { let _ = rank; crate::no_host_body("mbarrier::Mbarrier::arrive_at") })
+            else { host!("mbarrier::Mbarrier::arrive_at", (rank) => crate::sim::arrive(self.0.address(), 0, Some(rank))) })
     }
 
     /// Waits until the phase of this parity (0, 1, 0, …) is complete (`mbarrier.try_wait.parity` in a loop).
@@ -62,6 +62,6 @@ impl Mbarrier {
             "WAIT: mbarrier.try_wait.parity.shared::cta.b64 done, [{}], {};",
             "@!done bra WAIT; }}",
             in(reg32) self.0.address(), in(reg32) parity, options(nostack)) } }
-            else { let _ = parity; crate::no_host_body("mbarrier::Mbarrier::wait") })
+            else { host!("mbarrier::Mbarrier::wait", (parity) => crate::sim::wait(self.0.address(), parity)) })
     }
 }

@@ -34,22 +34,22 @@ macro_rules! scalar {
             #[inline(always)]
             unsafe fn load_global(address: u64) -> Self {
                 device!({ scalar!(@load "ld.global", $load, reg64, address, $class, [$($i),*], $parts => $build) }
-                    else { let _ = address; crate::no_host_body("global::GlobalPtr::load") })
+                    else { host!("global::GlobalPtr::load", (address) => crate::sim::load_global(address)) })
             }
             #[inline(always)]
             unsafe fn store_global(address: u64, value: Self) {
                 device!({ scalar!(@store "st.global", $store, reg64, address, value, $class, [$($i),*]) }
-                    else { let _ = (address, value); crate::no_host_body("global::GlobalPtr::store") })
+                    else { host!("global::GlobalPtr::store", (address, value) => crate::sim::store_global(address, value)) })
             }
             #[inline(always)]
             unsafe fn load_shared(address: u32) -> Self {
                 device!({ scalar!(@load "ld.shared", $load, reg32, address, $class, [$($i),*], $parts => $build) }
-                    else { let _ = address; crate::no_host_body("shared::SharedPtr::load") })
+                    else { host!("shared::SharedPtr::load", (address) => crate::sim::load_shared(address)) })
             }
             #[inline(always)]
             unsafe fn store_shared(address: u32, value: Self) {
                 device!({ scalar!(@store "st.shared", $store, reg32, address, value, $class, [$($i),*]) }
-                    else { let _ = (address, value); crate::no_host_body("shared::SharedPtr::store") })
+                    else { host!("shared::SharedPtr::store", (address, value) => crate::sim::store_shared(address, value)) })
             }
         }
     };

@@ -73,5 +73,5 @@ pub fn dynamic_shared_mem<T: Scalar>() -> SharedPtr<T> {
         let address: u32;
         unsafe { core::arch::asm!("mov.u32 {}, dynamic_shared;", out(reg32) address, options(pure, nomem, nostack)) };
         SharedPtr::new(address)
-    } else { crate::no_host_body("shared::dynamic_shared_mem") })
+    } else { host!("shared::dynamic_shared_mem", () => SharedPtr::new(crate::sim::dynamic_shared_mem())) })
 }

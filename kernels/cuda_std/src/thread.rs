@@ -9,7 +9,7 @@ macro_rules! special_register {
                 let value: u32;
                 unsafe { core::arch::asm!(concat!("mov.u32 {}, %", $register, ";"), out(reg32) value, options(pure, nomem, nostack)) };
                 value
-            } else { crate::no_host_body(concat!("thread::", stringify!($name))) })
+            } else { host!(concat!("thread::", stringify!($name)), () => crate::sim::index::$name()) })
         }
     )*};
 }
@@ -29,5 +29,5 @@ special_register! {
 #[inline(always)]
 pub fn sync_threads() {
     device!({ unsafe { core::arch::asm!("bar.sync 0;", options(nostack)) } }
-        else { crate::no_host_body("thread::sync_threads") })
+        else { host!("thread::sync_threads", () => crate::sim::barrier(0, 0, true)) })
 }

@@ -27,7 +27,7 @@ impl TensorMapPtr {
     #[inline(always)]
     pub fn prefetch(self) {
         device!({ unsafe { core::arch::asm!("prefetch.tensormap [{}];", in(reg64) self.0, options(nostack)) } }
-            else { crate::no_host_body("tma::TensorMapPtr::prefetch") })
+            else { host!("tma::TensorMapPtr::prefetch", (self.0) => crate::sim::prefetch_map(self.0)) })
     }
 
     /// Starts the copy of one box at `coordinates` (innermost first) to `to`; its bytes count at `barrier`. What lies
@@ -43,7 +43,7 @@ impl TensorMapPtr {
             in(reg32) to.address(), in(reg64) self.0,
             in(reg32) coordinates[0], in(reg32) coordinates[1], in(reg32) coordinates[2], in(reg32) coordinates[3],
             in(reg32) barrier.0.address(), options(nostack)) } }
-            else { let _ = (to, coordinates, barrier); crate::no_host_body("tma::TensorMapPtr::load_4d") })
+            else { host!("tma::TensorMapPtr::load_4d", (self.0, to, coordinates, barrier) => crate::sim::tma_load(self.0, to.address(), &coordinates, barrier.0.address(), None)) })
     }
 
     /// [`load_4d`](Self::load_4d) to the same place in every block of the cluster whose bit is set in `blocks`; each
@@ -64,6 +64,6 @@ impl TensorMapPtr {
             in(reg32) to.address(), in(reg64) self.0,
             in(reg32) coordinates[0], in(reg32) coordinates[1], in(reg32) coordinates[2], in(reg32) coordinates[3],
             in(reg32) barrier.0.address(), in(reg16) blocks, options(nostack)) } }
-            else { let _ = (to, coordinates, barrier, blocks); crate::no_host_body("tma::TensorMapPtr::load_4d_multicast") })
+            else { host!("tma::TensorMapPtr::load_4d_multicast", (self.0, to, coordinates, barrier, blocks) => crate::sim::tma_load(self.0, to.address(), &coordinates, barrier.0.address(), Some(blocks))) })
     }
 }

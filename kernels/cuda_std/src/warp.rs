@@ -16,13 +16,14 @@ pub fn shuffle_xor(value: u32, mask: u32) -> u32 {
         let out: u32;
         unsafe { core::arch::asm!("shfl.sync.bfly.b32 {}, {}, {}, 31, -1;", out(reg32) out, in(reg32) value, in(reg32) mask, options(nostack)) };
         out
-    } else { let _ = (value, mask); crate::no_host_body("warp::shuffle_xor") })
+    } else { host!("warp::shuffle_xor", (value, mask) => crate::sim::shuffle_xor(value, mask)) })
 }
 
 /// [`shuffle_xor`] of a float.
 #[inline(always)]
 pub fn shuffle_xor_f32(value: f32, mask: u32) -> f32 {
-    f32::from_bits(shuffle_xor(value.to_bits(), mask))
+    device!({ f32::from_bits(shuffle_xor(value.to_bits(), mask)) }
+        else { f32::from_bits(shuffle_xor(crate::used(value).to_bits(), mask)) })
 }
 
 /// The value of lane `lane` (`shfl.sync.idx`).
@@ -32,7 +33,7 @@ pub fn shuffle_idx(value: u32, lane: u32) -> u32 {
         let out: u32;
         unsafe { core::arch::asm!("shfl.sync.idx.b32 {}, {}, {}, 31, -1;", out(reg32) out, in(reg32) value, in(reg32) lane, options(nostack)) };
         out
-    } else { let _ = (value, lane); crate::no_host_body("warp::shuffle_idx") })
+    } else { host!("warp::shuffle_idx", (value, lane) => crate::sim::shuffle_idx(value, lane)) })
 }
 
 /// The same value in every lane, made uniform for the compiler: lane 0's.
@@ -50,26 +51,26 @@ pub fn any(predicate: bool) -> bool {
             "{{ .reg .pred p, q; setp.ne.u32 p, {1}, 0; vote.sync.any.pred q, p, -1; selp.u32 {0}, 1, 0, q; }}",
             out(reg32) out, in(reg32) predicate as u32, options(nostack)) };
         out != 0
-    } else { let _ = predicate; crate::no_host_body("warp::any") })
+    } else { host!("warp::any", (predicate) => crate::sim::ballot(predicate) != 0) })
 }
 
 /// Waits for the other lanes of the warp and orders their memory accesses (`bar.warp.sync`).
 #[inline(always)]
 pub fn sync_warp() {
     device!({ unsafe { core::arch::asm!("bar.warp.sync -1;", options(nostack)) } }
-        else { crate::no_host_body("warp::sync_warp") })
+        else { host!("warp::sync_warp", () => crate::sim::sync_warp()) })
 }
 
 /// Raises the warpgroup's register budget to `N` a thread (`setmaxnreg.inc`); waits until the registers are free.
 #[inline(always)]
 pub fn increase_registers<const N: u32>() {
     device!({ unsafe { core::arch::asm!("setmaxnreg.inc.sync.aligned.u32 {};", const N, options(nostack)) } }
-        else { crate::no_host_body("warp::increase_registers") })
+        else { host!("warp::increase_registers", () => crate::sim::set_registers(N, true)) })
 }
 
 /// Lowers the warpgroup's register budget to `N` a thread (`setmaxnreg.dec`).
 #[inline(always)]
 pub fn decrease_registers<const N: u32>() {
     device!({ unsafe { core::arch::asm!("setmaxnreg.dec.sync.aligned.u32 {};", const N, options(nostack)) } }
-        else { crate::no_host_body("warp::decrease_registers") })
+        else { host!("warp::decrease_registers", () => crate::sim::set_registers(N, false)) })
 }

@@ -36,14 +36,14 @@ impl Descriptor {
 #[inline(always)]
 pub fn fence() {
     device!({ unsafe { core::arch::asm!("wgmma.fence.sync.aligned;", options(nostack)) } }
-        else { crate::no_host_body("wgmma::fence") })
+        else { host!("wgmma::fence", () => crate::sim::wgmma::fence()) })
 }
 
 /// Closes the group of the products issued since the last one (`wgmma.commit_group`).
 #[inline(always)]
 pub fn commit_group() {
     device!({ unsafe { core::arch::asm!("wgmma.commit_group.sync.aligned;", options(nostack)) } }
-        else { crate::no_host_body("wgmma::commit_group") })
+        else { host!("wgmma::commit_group", () => crate::sim::wgmma::commit_group()) })
 }
 
 /// A thread's accumulators of a 64 x N product, `N / 2` of them.
@@ -78,21 +78,21 @@ macro_rules! accumulator {
                 device!({
                     if T::BF16 { accumulator!(@shared "bf16", $n, self, [$($i)*], $list, a, b, accumulate) }
                     else { accumulator!(@shared "f16", $n, self, [$($i)*], $list, a, b, accumulate) }
-                } else { let _ = (a, b, accumulate); crate::no_host_body("wgmma::Accumulator::multiply_shared") })
+                } else { host!("wgmma::Accumulator::multiply_shared", (a, b, accumulate) => crate::sim::wgmma::multiply(self, Ok(a.0), b.0, T::BF16, accumulate)) })
             }
             #[inline(always)]
             unsafe fn multiply_registers<T: Half>(&mut self, a: [u32; 4], b: Descriptor) {
                 device!({
                     if T::BF16 { accumulator!(@registers "bf16", $n, self, [$($i)*], $list, a, b) }
                     else { accumulator!(@registers "f16", $n, self, [$($i)*], $list, a, b) }
-                } else { let _ = (a, b); crate::no_host_body("wgmma::Accumulator::multiply_registers") })
+                } else { host!("wgmma::Accumulator::multiply_registers", (a, b) => crate::sim::wgmma::multiply(self, Err(a), b.0, T::BF16, true)) })
             }
             #[inline(always)]
             unsafe fn wait<const PENDING: u32, const PATH: u32>(&mut self) {
                 device!({ unsafe { core::arch::asm!(
                     concat!("wgmma.wait_group.sync.aligned {pending}; // path {path}: ", $list),
                     $(inout(reg32) self[$i],)* pending = const PENDING, path = const PATH, options(nostack)) } }
-                else { crate::no_host_body("wgmma::Accumulator::wait") })
+                else { host!("wgmma::Accumulator::wait", () => crate::sim::wgmma::wait(self, PENDING)) })
             }
         }
     };

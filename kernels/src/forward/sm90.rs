@@ -5,8 +5,8 @@ use crate::config::MaskKind;
 use crate::config::sm90_entries;
 use crate::fragment_softmax::OnlineSoftmax;
 use crate::mask::{self, Mask};
-use crate::params::Sm90Params;
-use crate::persistent::{Scheduler, WorkTile};
+use crate::params::{Sm90Params, WorkTile};
+use crate::persistent::Scheduler;
 use crate::pipeline::{Carver, Gates, PipelineState, Turns, publish_barriers};
 use crate::tile::fragment::{self, Position};
 use crate::tile::swizzled::{Rows, SharedTile, Tiles};
@@ -163,16 +163,15 @@ unsafe fn produce<
     let q_map = maps.tensor_map(offset_of!(Sm90Params, q_map));
     let k_map = maps.tensor_map(offset_of!(Sm90Params, k_map));
     let v_map = maps.tensor_map(offset_of!(Sm90Params, v_map));
-    let group = params.forward.heads / params.forward.kv_heads.max(1);
     let mut scheduler = Scheduler::new(params);
     let mut q_state = PipelineState::<Q_STAGES>::new();
     let mut kv_state = PipelineState::<STAGES>::new();
     // SAFETY: this is the one producing thread of every ring; each acquired buffer gets the copies it announces.
     unsafe {
         while let Some(number) = scheduler.take() {
-            let tile = WorkTile::new(number, params, matches!(M::KIND, MaskKind::Causal));
+            let tile = params.order.tile(number, matches!(M::KIND, MaskKind::Causal));
             let blocks = key_blocks::<M, CONSUMERS, BLOCK_N>(params, tile);
-            let kv_head = (tile.head / group.max(1)) as i32;
+            let kv_head = params.order.kv_head(tile.head) as i32;
             let mut n = blocks.end - 1;
             let load = |map: TensorMapPtr,
                         gates: Gates<STAGES>,
@@ -288,7 +287,7 @@ unsafe fn consume<
         let mut number = consumer.next_tile();
         consumer.start_scores::<T>();
         while number != NO_TILE {
-            let tile = WorkTile::new(number, params, matches!(M::KIND, MaskKind::Causal));
+            let tile = params.order.tile(number, matches!(M::KIND, MaskKind::Causal));
             let blocks = key_blocks::<M, CONSUMERS, BLOCK_N>(params, tile);
             let first_row = ((tile.block_m * CONSUMERS + index) * WARPGROUP_ROWS) as i32 + warp_row;
             let bounds =
@@ -308,7 +307,6 @@ unsafe fn consume<
             }
 
             // The last share of the output, and behind it the next tile's first scores.
-            shared.q_gates.release(consumer.q_state);
             consumer.q_state.advance();
             shared.v_gates.wait_full(consumer.v_state);
             if Q_STAGES > 1 {
@@ -388,6 +386,9 @@ where
         unsafe {
             self.s_frag.wait::<0, 0>();
             self.shared.k_gates.release(self.k_state);
+            if n == 0 {
+                self.shared.q_gates.release(self.q_state);
+            }
         }
         self.k_state.advance();
         if masked {
@@ -432,6 +433,9 @@ where
             }
             self.shared.k_gates.release(self.k_state);
             self.k_state.advance();
+            if n == 0 {
+                self.shared.q_gates.release(self.q_state);
+            }
             if MASKED {
                 self.mask_scores(n, bounds);
             }
