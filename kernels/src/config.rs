@@ -116,38 +116,28 @@ pub fn entries() -> impl Iterator<Item = &'static Entry> {
 macro_rules! sm90_entries {
     ($callback:ident) => {
         $callback! {
-            sm90_bf16_d128_full_c2n128q1w1t0: Bf16 128 Full 128 2 2 1 0 1 0 384;
-            sm90_bf16_d128_causal_c2n128q1w1t0: Bf16 128 Causal 128 2 2 1 0 1 0 384;
             sm90_bf16_d128_full_c2n128q1w2t0: Bf16 128 Full 128 2 2 1 0 2 0 384;
             sm90_bf16_d128_causal_c2n128q1w2t0: Bf16 128 Causal 128 2 2 1 0 2 0 384;
-            sm90_bf16_d128_full_c2n128q1w2t1: Bf16 128 Full 128 2 2 1 0 2 1 384;
-            sm90_bf16_d128_causal_c2n128q1w2t1: Bf16 128 Causal 128 2 2 1 0 2 1 384;
-            sm90_bf16_d128_full_c2n128q1w2t2: Bf16 128 Full 128 2 2 1 0 2 2 384;
-            sm90_bf16_d128_causal_c2n128q1w2t2: Bf16 128 Causal 128 2 2 1 0 2 2 384;
-            sm90_bf16_d128_full_c2n128q2w1t0: Bf16 128 Full 128 2 2 2 0 1 0 384;
-            sm90_bf16_d128_causal_c2n128q2w1t0: Bf16 128 Causal 128 2 2 2 0 1 0 384;
             sm90_bf16_d128_full_c2n128q2w2t0: Bf16 128 Full 128 2 2 2 0 2 0 384;
             sm90_bf16_d128_causal_c2n128q2w2t0: Bf16 128 Causal 128 2 2 2 0 2 0 384;
-            sm90_bf16_d128_full_c2n128q2w2t1: Bf16 128 Full 128 2 2 2 0 2 1 384;
-            sm90_bf16_d128_causal_c2n128q2w2t1: Bf16 128 Causal 128 2 2 2 0 2 1 384;
-            sm90_bf16_d128_full_c2n128q2w2t2: Bf16 128 Full 128 2 2 2 0 2 2 384;
-            sm90_bf16_d128_causal_c2n128q2w2t2: Bf16 128 Causal 128 2 2 2 0 2 2 384;
-            sm90_bf16_d128_full_c2n176q1w2t0: Bf16 128 Full 176 2 2 1 0 2 0 384;
-            sm90_bf16_d128_causal_c2n176q1w2t0: Bf16 128 Causal 176 2 2 1 0 2 0 384;
-            sm90_bf16_d64_full_c3n128q1w2t0: Bf16 64 Full 128 3 2 1 0 2 0 512;
-            sm90_bf16_d64_causal_c3n128q1w2t0: Bf16 64 Causal 128 3 2 1 0 2 0 512;
-            sm90_bf16_d64_full_c3n128q2w2t0: Bf16 64 Full 128 3 2 2 0 2 0 512;
-            sm90_bf16_d64_causal_c3n128q2w2t0: Bf16 64 Causal 128 3 2 2 0 2 0 512;
-            sm90_bf16_d64_full_c2n128q1w2t0: Bf16 64 Full 128 2 2 1 0 2 0 384;
-            sm90_bf16_d64_causal_c2n128q1w2t0: Bf16 64 Causal 128 2 2 1 0 2 0 384;
+            sm90_bf16_d128_full_c3n96q1w2t0: Bf16 128 Full 96 3 2 1 0 2 0 512;
+            sm90_bf16_d128_causal_c3n96q1w2t0: Bf16 128 Causal 96 3 2 1 0 2 0 512;
+            sm90_bf16_d128_full_c3n80q2w2t0: Bf16 128 Full 80 3 2 2 0 2 0 512;
+            sm90_bf16_d128_causal_c3n80q2w2t0: Bf16 128 Causal 80 3 2 2 0 2 0 512;
+            sm90_bf16_d128_full_c3n64q2w2t0: Bf16 128 Full 64 3 2 2 0 2 0 512;
+            sm90_bf16_d128_causal_c3n64q2w2t0: Bf16 128 Causal 64 3 2 2 0 2 0 512;
+            sm90_bf16_d64_full_c3n128q2w3t0: Bf16 64 Full 128 3 2 2 0 3 0 512;
+            sm90_bf16_d64_causal_c3n128q2w3t0: Bf16 64 Causal 128 3 2 2 0 3 0 512;
+            sm90_bf16_d64_full_c3n112q2w3t0: Bf16 64 Full 112 3 2 2 0 3 0 512;
+            sm90_bf16_d64_causal_c3n112q2w3t0: Bf16 64 Causal 112 3 2 2 0 3 0 512;
+            sm90_bf16_d64_full_c4n64q2w2t0: Bf16 64 Full 64 4 2 2 0 2 0 640;
+            sm90_bf16_d64_causal_c4n64q2w2t0: Bf16 64 Causal 64 4 2 2 0 2 0 640;
+            sm90_bf16_d64_full_c4n80q2w2t0: Bf16 64 Full 80 4 2 2 0 2 0 640;
+            sm90_bf16_d64_causal_c4n80q2w2t0: Bf16 64 Causal 80 4 2 2 0 2 0 640;
             sm90_bf16_d64_full_c2n128q2w2t0: Bf16 64 Full 128 2 2 2 0 2 0 384;
             sm90_bf16_d64_causal_c2n128q2w2t0: Bf16 64 Causal 128 2 2 2 0 2 0 384;
-            sm90_bf16_d64_full_c3n128q2w1t1: Bf16 64 Full 128 3 2 2 0 1 1 512;
-            sm90_bf16_d64_causal_c3n128q2w1t1: Bf16 64 Causal 128 3 2 2 0 1 1 512;
             sm90_bf16_d256_full_c2n80q1w2t0: Bf16 256 Full 80 2 2 1 0 2 0 384;
             sm90_bf16_d256_causal_c2n80q1w2t0: Bf16 256 Causal 80 2 2 1 0 2 0 384;
-            sm90_bf16_d256_full_c2n80q1w6t2: Bf16 256 Full 80 2 2 1 0 6 2 384;
-            sm90_bf16_d256_causal_c2n80q1w6t2: Bf16 256 Causal 80 2 2 1 0 6 2 384;
         }
     };
 }

@@ -14,7 +14,7 @@ use core::mem::offset_of;
 use cuda_std::element::Half;
 use cuda_std::global::GlobalPtr;
 use cuda_std::shared::SharedPtr;
-use cuda_std::tma::{ParamAddress, TensorMapPtr};
+use cuda_std::tma::ParamAddress;
 use cuda_std::wgmma::{self, Accumulator};
 use cuda_std::{thread, warp};
 
@@ -22,6 +22,8 @@ use cuda_std::{thread, warp};
 const WARPGROUP_ROWS: u32 = 64;
 /// Threads of a warpgroup.
 const WARPGROUP_THREADS: u32 = 128;
+/// Tile numbers that wait in shared memory.
+const TILES_AHEAD: u32 = 2;
 /// Tile number that ends the work.
 const NO_TILE: u32 = u32::MAX;
 
@@ -34,8 +36,9 @@ struct Shared<const D: u32, const BLOCK_N: u32, const CONSUMERS: u32, const STAG
     q_gates: Gates<Q_STAGES>,
     k_gates: Gates<STAGES>,
     v_gates: Gates<STAGES>,
-    /// Number of the tile whose Q is in the buffer.
-    tile_number: SharedPtr<u32>,
+    /// Numbers of the tiles ahead, for all but the warp that hands them out.
+    tile_numbers: SharedPtr<u32>,
+    tile_gates: Gates<TILES_AHEAD>,
 }
 
 impl<const D: u32, const BLOCK_N: u32, const CONSUMERS: u32, const STAGES: u32, const Q_STAGES: u32>
@@ -51,7 +54,8 @@ impl<const D: u32, const BLOCK_N: u32, const CONSUMERS: u32, const STAGES: u32, 
             q_gates: carver.gates(),
             k_gates: carver.gates(),
             v_gates: carver.gates(),
-            tile_number: carver.words(Q_STAGES),
+            tile_numbers: carver.words(TILES_AHEAD),
+            tile_gates: carver.gates(),
         }
     }
 
@@ -100,25 +104,30 @@ pub unsafe fn forward<
             shared.q_gates.init(readers);
             shared.k_gates.init(readers);
             shared.v_gates.init(readers);
+            shared.tile_gates.init(readers + 1);
         }
     }
     publish_barriers();
     // Warpgroup 0 produces and needs few registers; the others consume and take what it leaves.
     if warpgroup == 0 {
-        if CONSUMERS == 3 {
-            warp::decrease_registers::<32>()
-        } else {
-            warp::decrease_registers::<40>()
+        match CONSUMERS {
+            2 => warp::decrease_registers::<40>(),
+            3 => warp::decrease_registers::<32>(),
+            _ => warp::decrease_registers::<24>(),
         }
-        if thread::thread_idx_x() == 0 {
-            // SAFETY: as the caller promises.
-            unsafe { produce::<M, D, BLOCK_N, CONSUMERS, STAGES, Q_STAGES>(&shared, params, maps) }
+        // SAFETY: as the caller promises; one thread each.
+        unsafe {
+            if thread::thread_idx_x() == 0 {
+                produce_queries_and_keys::<M, D, BLOCK_N, CONSUMERS, STAGES, Q_STAGES>(&shared, params, maps);
+            } else if thread::thread_idx_x() == warp::WARP_SIZE {
+                produce_values::<M, D, BLOCK_N, CONSUMERS, STAGES, Q_STAGES>(&shared, params, maps);
+            }
         }
     } else {
-        if CONSUMERS == 3 {
-            warp::increase_registers::<160>()
-        } else {
-            warp::increase_registers::<232>()
+        match CONSUMERS {
+            2 => warp::increase_registers::<232>(),
+            3 => warp::increase_registers::<160>(),
+            _ => warp::increase_registers::<112>(),
         }
         // SAFETY: as the caller promises.
         unsafe {
@@ -146,9 +155,9 @@ fn key_blocks<M: Mask, const CONSUMERS: u32, const BLOCK_N: u32>(
     BlockRange { full: range.full, end: range.end.max(1) }
 }
 
-/// The producer: one thread that walks the tiles and starts every copy as soon as its buffer is free.
+/// The first producer thread takes tiles, tells the others, and starts the copies of Q and K as buffers become free.
 #[inline(always)]
-unsafe fn produce<
+unsafe fn produce_queries_and_keys<
     M: Mask,
     const D: u32,
     const BLOCK_N: u32,
@@ -162,53 +171,112 @@ unsafe fn produce<
 ) {
     let q_map = maps.tensor_map(offset_of!(Sm90Params, q_map));
     let k_map = maps.tensor_map(offset_of!(Sm90Params, k_map));
-    let v_map = maps.tensor_map(offset_of!(Sm90Params, v_map));
     let mut scheduler = Scheduler::new(params);
+    let mut tile_state = PipelineState::<TILES_AHEAD>::new();
     let mut q_state = PipelineState::<Q_STAGES>::new();
-    let mut kv_state = PipelineState::<STAGES>::new();
-    // SAFETY: this is the one producing thread of every ring; each acquired buffer gets the copies it announces.
+    let mut k_state = PipelineState::<STAGES>::new();
+    // SAFETY: the one thread that fills these rings; each opened buffer gets the copies that it announces.
     unsafe {
-        while let Some(number) = scheduler.take() {
+        loop {
+            let number = scheduler.take();
+            shared.tile_gates.wait_empty(tile_state);
+            shared.tile_numbers.store(tile_state.stage, number.unwrap_or(NO_TILE));
+            shared.tile_gates.open(tile_state, 0);
+            tile_state.advance();
+            let Some(number) = number else { break };
             let tile = params.order.tile(number, matches!(M::KIND, MaskKind::Causal));
-            let blocks = key_blocks::<M, CONSUMERS, BLOCK_N>(params, tile);
-            let kv_head = params.order.kv_head(tile.head) as i32;
-            let mut n = blocks.end - 1;
-            let load = |map: TensorMapPtr,
-                        gates: Gates<STAGES>,
-                        tiles: Tiles<BLOCK_N, D>,
-                        at: PipelineState<STAGES>,
-                        n| {
-                let full = gates.acquire(at, SharedTile::<BLOCK_N, D>::BYTES);
-                let rows = Rows { first: n * BLOCK_N as i32, head: kv_head, batch: tile.batch as i32 };
-                tiles.at(at.stage).load(map, rows, full);
-            };
-            // The last block's K, then Q, then V and K in the order in which they are used.
-            load(k_map, shared.k_gates, shared.k, kv_state, n);
-            shared.q_gates.wait_empty(q_state);
-            shared.tile_number.store(q_state.stage, number);
-            let full = shared.q_gates.open(q_state, CONSUMERS * SharedTile::<WARPGROUP_ROWS, D>::BYTES);
-            for consumer in 0..CONSUMERS {
-                let first = (tile.block_m * CONSUMERS + consumer) * WARPGROUP_ROWS;
-                let rows = Rows { first: first as i32, head: tile.head as i32, batch: tile.batch as i32 };
-                shared.q_tile(q_state.stage, consumer).load(q_map, rows, full);
-            }
-            q_state.advance();
-            let mut v_state = kv_state;
-            kv_state.advance();
-            while n > 0 {
+            let mut rows =
+                Rows { first: 0, head: params.order.kv_head(tile.head) as i32, batch: tile.batch as i32 };
+            // The last block's K before Q: its buffer is free first.
+            let mut n = key_blocks::<M, CONSUMERS, BLOCK_N>(params, tile).end;
+            loop {
                 n -= 1;
-                load(k_map, shared.k_gates, shared.k, kv_state, n);
-                load(v_map, shared.v_gates, shared.v, v_state, n + 1);
-                v_state = kv_state;
-                kv_state.advance();
+                rows.first = n * BLOCK_N as i32;
+                let full = shared.k_gates.acquire(k_state, SharedTile::<BLOCK_N, D>::BYTES);
+                shared.k.at(k_state.stage).load(k_map, rows, full);
+                k_state.advance();
+                if n + 1 == key_blocks::<M, CONSUMERS, BLOCK_N>(params, tile).end {
+                    let full =
+                        shared.q_gates.acquire(q_state, CONSUMERS * SharedTile::<WARPGROUP_ROWS, D>::BYTES);
+                    for consumer in 0..CONSUMERS {
+                        let first = ((tile.block_m * CONSUMERS + consumer) * WARPGROUP_ROWS) as i32;
+                        let q_rows = Rows { first, head: tile.head as i32, batch: tile.batch as i32 };
+                        shared.q_tile(q_state.stage, consumer).load(q_map, q_rows, full);
+                    }
+                    q_state.advance();
+                }
+                if n == 0 {
+                    break;
+                }
             }
-            load(v_map, shared.v_gates, shared.v, v_state, 0);
         }
-        shared.q_gates.wait_empty(q_state);
-        shared.tile_number.store(q_state.stage, NO_TILE);
-        shared.q_gates.open(q_state, 0);
         scheduler.finish();
     }
+}
+
+/// The second producer thread starts the copies of V.
+#[inline(always)]
+unsafe fn produce_values<
+    M: Mask,
+    const D: u32,
+    const BLOCK_N: u32,
+    const CONSUMERS: u32,
+    const STAGES: u32,
+    const Q_STAGES: u32,
+>(
+    shared: &Shared<D, BLOCK_N, CONSUMERS, STAGES, Q_STAGES>,
+    params: &Sm90Params,
+    maps: ParamAddress,
+) {
+    let v_map = maps.tensor_map(offset_of!(Sm90Params, v_map));
+    let mut tile_state = PipelineState::<TILES_AHEAD>::new();
+    let mut q_state = PipelineState::<Q_STAGES>::new();
+    let mut v_state = PipelineState::<STAGES>::new();
+    // SAFETY: the one thread that fills this ring; each opened buffer gets the copies that it announces.
+    unsafe {
+        while let Some(tile) =
+            next_tile::<M, D, BLOCK_N, CONSUMERS, STAGES, Q_STAGES>(shared, params, &mut tile_state)
+        {
+            let mut rows =
+                Rows { first: 0, head: params.order.kv_head(tile.head) as i32, batch: tile.batch as i32 };
+            let mut n = key_blocks::<M, CONSUMERS, BLOCK_N>(params, tile).end;
+            // Q is wanted sooner, and copies queue.
+            shared.q_gates.wait_full(q_state);
+            q_state.advance();
+            while n > 0 {
+                n -= 1;
+                rows.first = n * BLOCK_N as i32;
+                let full = shared.v_gates.acquire(v_state, SharedTile::<BLOCK_N, D>::BYTES);
+                shared.v.at(v_state.stage).load(v_map, rows, full);
+                v_state.advance();
+            }
+        }
+    }
+}
+
+/// Waits for the next tile's number and leaves its place in the ring; `None` ends the work.
+#[inline(always)]
+unsafe fn next_tile<
+    M: Mask,
+    const D: u32,
+    const BLOCK_N: u32,
+    const CONSUMERS: u32,
+    const STAGES: u32,
+    const Q_STAGES: u32,
+>(
+    shared: &Shared<D, BLOCK_N, CONSUMERS, STAGES, Q_STAGES>,
+    params: &Sm90Params,
+    state: &mut PipelineState<TILES_AHEAD>,
+) -> Option<WorkTile> {
+    // SAFETY: a reader of the ring, with its own state.
+    let number = unsafe {
+        shared.tile_gates.wait_full(*state);
+        let number = shared.tile_numbers.load(state.stage);
+        shared.tile_gates.release(*state);
+        number
+    };
+    state.advance();
+    (number != NO_TILE).then(|| params.order.tile(number, matches!(M::KIND, MaskKind::Causal)))
 }
 
 /// What a consumer warpgroup keeps in registers, and where it stands in the rings.
@@ -227,6 +295,7 @@ struct Consumer<
     /// Which of the warpgroups.
     index: u32,
     turns: Turns<CONSUMERS>,
+    tile_state: PipelineState<TILES_AHEAD>,
     q_state: PipelineState<Q_STAGES>,
     k_state: PipelineState<STAGES>,
     v_state: PipelineState<STAGES>,
@@ -273,6 +342,7 @@ unsafe fn consume<
         shared,
         index,
         turns: Turns::join(index),
+        tile_state: PipelineState::new(),
         q_state: PipelineState::new(),
         k_state: PipelineState::new(),
         v_state: PipelineState::new(),
@@ -284,10 +354,9 @@ unsafe fn consume<
     // SAFETY: the whole warpgroup runs this; every buffer is waited for before and released after its use.
     unsafe {
         // The first tile; the host starts no more blocks than there are tiles.
-        let mut number = consumer.next_tile();
+        let mut next = consumer.next_tile::<M>(params);
         consumer.start_scores::<T>();
-        while number != NO_TILE {
-            let tile = params.order.tile(number, matches!(M::KIND, MaskKind::Causal));
+        while let Some(tile) = next {
             let blocks = key_blocks::<M, CONSUMERS, BLOCK_N>(params, tile);
             let first_row = ((tile.block_m * CONSUMERS + index) * WARPGROUP_ROWS) as i32 + warp_row;
             let bounds =
@@ -310,7 +379,7 @@ unsafe fn consume<
             consumer.q_state.advance();
             shared.v_gates.wait_full(consumer.v_state);
             if Q_STAGES > 1 {
-                number = consumer.next_tile();
+                next = consumer.next_tile::<M>(params);
                 if TURN < 2 {
                     consumer.turns.wait();
                 }
@@ -329,7 +398,7 @@ unsafe fn consume<
             consumer.v_state.advance();
             store::<T, O>(&consumer.o_frag, consumer.softmax, params, tile, first_row);
             if Q_STAGES == 1 {
-                number = consumer.next_tile();
+                next = consumer.next_tile::<M>(params);
                 consumer.start_scores::<T>();
             }
         }
@@ -359,17 +428,21 @@ where
     [f32; S]: Accumulator,
     [f32; O]: Accumulator,
 {
-    /// Waits for the next tile's Q and first K, and returns its number.
+    /// Learns of the next tile and waits for its Q and first K.
     #[inline(always)]
-    unsafe fn next_tile(&self) -> u32 {
+    unsafe fn next_tile<M: Mask>(&mut self, params: &Sm90Params) -> Option<WorkTile> {
         // SAFETY: the rings are initialised and the states this warpgroup's own.
         unsafe {
-            self.shared.q_gates.wait_full(self.q_state);
-            let number = self.shared.tile_number.load(self.q_state.stage);
-            if number != NO_TILE {
+            let tile = next_tile::<M, D, BLOCK_N, CONSUMERS, STAGES, Q_STAGES>(
+                self.shared,
+                params,
+                &mut self.tile_state,
+            );
+            if tile.is_some() {
+                self.shared.q_gates.wait_full(self.q_state);
                 self.shared.k_gates.wait_full(self.k_state);
             }
-            number
+            tile
         }
     }
 
