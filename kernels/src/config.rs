@@ -116,28 +116,28 @@ pub fn entries() -> impl Iterator<Item = &'static Entry> {
 macro_rules! sm90_entries {
     ($callback:ident) => {
         $callback! {
-            sm90_bf16_d128_full_c2n128q1w2t0: Bf16 128 Full 128 2 2 1 0 2 0 384;
-            sm90_bf16_d128_causal_c2n128q1w2t0: Bf16 128 Causal 128 2 2 1 0 2 0 384;
-            sm90_bf16_d128_full_c2n128q2w2t0: Bf16 128 Full 128 2 2 2 0 2 0 384;
-            sm90_bf16_d128_causal_c2n128q2w2t0: Bf16 128 Causal 128 2 2 2 0 2 0 384;
-            sm90_bf16_d128_full_c3n96q1w2t0: Bf16 128 Full 96 3 2 1 0 2 0 512;
-            sm90_bf16_d128_causal_c3n96q1w2t0: Bf16 128 Causal 96 3 2 1 0 2 0 512;
-            sm90_bf16_d128_full_c3n80q2w2t0: Bf16 128 Full 80 3 2 2 0 2 0 512;
-            sm90_bf16_d128_causal_c3n80q2w2t0: Bf16 128 Causal 80 3 2 2 0 2 0 512;
-            sm90_bf16_d128_full_c3n64q2w2t0: Bf16 128 Full 64 3 2 2 0 2 0 512;
-            sm90_bf16_d128_causal_c3n64q2w2t0: Bf16 128 Causal 64 3 2 2 0 2 0 512;
-            sm90_bf16_d64_full_c3n128q2w3t0: Bf16 64 Full 128 3 2 2 0 3 0 512;
-            sm90_bf16_d64_causal_c3n128q2w3t0: Bf16 64 Causal 128 3 2 2 0 3 0 512;
-            sm90_bf16_d64_full_c3n112q2w3t0: Bf16 64 Full 112 3 2 2 0 3 0 512;
-            sm90_bf16_d64_causal_c3n112q2w3t0: Bf16 64 Causal 112 3 2 2 0 3 0 512;
-            sm90_bf16_d64_full_c4n64q2w2t0: Bf16 64 Full 64 4 2 2 0 2 0 640;
-            sm90_bf16_d64_causal_c4n64q2w2t0: Bf16 64 Causal 64 4 2 2 0 2 0 640;
-            sm90_bf16_d64_full_c4n80q2w2t0: Bf16 64 Full 80 4 2 2 0 2 0 640;
-            sm90_bf16_d64_causal_c4n80q2w2t0: Bf16 64 Causal 80 4 2 2 0 2 0 640;
-            sm90_bf16_d64_full_c2n128q2w2t0: Bf16 64 Full 128 2 2 2 0 2 0 384;
-            sm90_bf16_d64_causal_c2n128q2w2t0: Bf16 64 Causal 128 2 2 2 0 2 0 384;
-            sm90_bf16_d256_full_c2n80q1w2t0: Bf16 256 Full 80 2 2 1 0 2 0 384;
-            sm90_bf16_d256_causal_c2n80q1w2t0: Bf16 256 Causal 80 2 2 1 0 2 0 384;
+            sm90_bf16_d128_full_c2n128s2q1r32: Bf16 128 Full 128 2 2 1 32 384;
+            sm90_bf16_d128_causal_c2n128s2q1r32: Bf16 128 Causal 128 2 2 1 32 384;
+            sm90_bf16_d128_full_c2n128s3q1r32: Bf16 128 Full 128 2 3 1 32 384;
+            sm90_bf16_d128_causal_c2n128s3q1r32: Bf16 128 Causal 128 2 3 1 32 384;
+            sm90_bf16_d128_full_c2n128s2q2r0: Bf16 128 Full 128 2 2 2 0 384;
+            sm90_bf16_d128_causal_c2n128s2q2r0: Bf16 128 Causal 128 2 2 2 0 384;
+            sm90_bf16_d64_full_c3n128s2q2r0: Bf16 64 Full 128 3 2 2 0 512;
+            sm90_bf16_d64_causal_c3n128s2q2r0: Bf16 64 Causal 128 3 2 2 0 512;
+            sm90_bf16_d64_full_c3n112s2q1r16: Bf16 64 Full 112 3 2 1 16 512;
+            sm90_bf16_d64_causal_c3n112s2q1r16: Bf16 64 Causal 112 3 2 1 16 512;
+            sm90_bf16_d64_full_c3n96s2q1r16: Bf16 64 Full 96 3 2 1 16 512;
+            sm90_bf16_d64_causal_c3n96s2q1r16: Bf16 64 Causal 96 3 2 1 16 512;
+            sm90_bf16_d64_full_c4n64s2q2r0: Bf16 64 Full 64 4 2 2 0 640;
+            sm90_bf16_d64_causal_c4n64s2q2r0: Bf16 64 Causal 64 4 2 2 0 640;
+            sm90_bf16_d64_full_c2n128s2q1r16: Bf16 64 Full 128 2 2 1 16 384;
+            sm90_bf16_d64_causal_c2n128s2q1r16: Bf16 64 Causal 128 2 2 1 16 384;
+            sm90_bf16_d64_full_c2n128s3q1r16: Bf16 64 Full 128 2 3 1 16 384;
+            sm90_bf16_d64_causal_c2n128s3q1r16: Bf16 64 Causal 128 2 3 1 16 384;
+            sm90_bf16_d256_full_c2n80s2q1r0: Bf16 256 Full 80 2 2 1 0 384;
+            sm90_bf16_d256_causal_c2n80s2q1r0: Bf16 256 Causal 80 2 2 1 0 384;
+            sm90_bf16_d256_full_c2n64s2q1r0: Bf16 256 Full 64 2 2 1 0 384;
+            sm90_bf16_d256_causal_c2n64s2q1r0: Bf16 256 Causal 64 2 2 1 0 384;
         }
     };
 }

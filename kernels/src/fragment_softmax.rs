@@ -59,23 +59,6 @@ impl Rescale {
     }
 }
 
-/// `2^x` on the FMA units, within 7.5e-5 of its value: the special-function unit, at a sixteenth of their rate, would
-/// otherwise be the limit of small head dimensions. `x` is split into its nearest integer, which goes into the
-/// exponent's bits, and a rest in -0.5 ..= 0.5, for which a cubic (minimax in relative error) does. Results under
-/// 2^-125 become that; NaN becomes an arbitrary number.
-#[inline(always)]
-fn exp2_by_fma(x: f32) -> f32 {
-    /// Adding it leaves the nearest integer in the low bits.
-    const ROUND: f32 = 12_582_912.0;
-    let x = math::max(x, -125.0);
-    let rounded = x + ROUND;
-    let rest = x - (rounded - ROUND);
-    let mut y = math::fma(0.055_171_67, rest, 0.242_611_12);
-    y = math::fma(y, rest, 0.693_261);
-    y = math::fma(y, rest, 0.999_928_1);
-    f32::from_bits(y.to_bits().wrapping_add(rounded.to_bits() << 23))
-}
-
 impl OnlineSoftmax {
     /// Nothing seen yet: the maximum is a real -inf.
     #[inline(always)]
@@ -116,20 +99,11 @@ impl OnlineSoftmax {
     }
 
     /// The scores `from .. to` become weights, `exp(scale * (s - max))`, and the sums grow by them.
-    ///
-    /// `BY_FMA` of every 8 pairs come from the FMA units; a block with masked scores takes 0.
     #[inline(always)]
-    pub fn weigh<const S: usize, const BY_FMA: usize>(
-        &mut self,
-        s_frag: &mut [f32; S],
-        from: usize,
-        to: usize,
-    ) {
+    pub fn weigh<const S: usize>(&mut self, s_frag: &mut [f32; S], from: usize, to: usize) {
         for i in from..to {
             let row = i / 2 % 2;
-            let x = math::fma(s_frag[i], self.scale_log2, -self.shift[row]);
-            let by_fma = i / 2 * BY_FMA % 8 < BY_FMA;
-            s_frag[i] = if by_fma { exp2_by_fma(x) } else { math::exp2(x) };
+            s_frag[i] = math::exp2(math::fma(s_frag[i], self.scale_log2, -self.shift[row]));
             self.sum[row] += s_frag[i];
         }
     }

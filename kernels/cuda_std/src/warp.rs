@@ -9,6 +9,16 @@ pub fn lane_id() -> u32 {
     crate::thread::thread_idx_x() % WARP_SIZE
 }
 
+/// [`lane_id`], read anew at every call: what is computed from it is not kept in registers across a loop.
+#[inline(always)]
+pub fn fresh_lane_id() -> u32 {
+    device!({
+        let lane: u32;
+        unsafe { core::arch::asm!("mov.u32 {}, %laneid;", out(reg32) lane, options(nostack)) };
+        lane
+    } else { lane_id() })
+}
+
 /// The value of lane `lane ^ mask` (`shfl.sync.bfly`).
 #[inline(always)]
 pub fn shuffle_xor(value: u32, mask: u32) -> u32 {

@@ -62,6 +62,13 @@ pub trait Accumulator {
     /// As for [`multiply_shared`](Self::multiply_shared).
     unsafe fn multiply_registers<T: Half>(&mut self, a: [u32; 4], b: Descriptor);
 
+    /// Starts `acc = A B + (accumulate ? acc : 0)` over 16 columns of A, A in registers, B in shared memory with the
+    /// contraction dimension contiguous (`wgmma.mma_async`).
+    ///
+    /// # Safety
+    /// As for [`multiply_shared`](Self::multiply_shared).
+    unsafe fn multiply_registers_by_rows<T: Half>(&mut self, a: [u32; 4], b: Descriptor, accumulate: bool);
+
     /// Waits until at most `PENDING` groups are unfinished (`wgmma.wait_group`); the accumulators that it re-defines
     /// can be read afterwards, and not before. Waits with different `PATH`s are never merged by the compiler.
     ///
@@ -88,6 +95,13 @@ macro_rules! accumulator {
                 } else { host!("wgmma::Accumulator::multiply_registers", (a, b) => crate::sim::wgmma::multiply(self, Err(a), b.0, T::BF16, true)) })
             }
             #[inline(always)]
+            unsafe fn multiply_registers_by_rows<T: Half>(&mut self, a: [u32; 4], b: Descriptor, accumulate: bool) {
+                device!({
+                    if T::BF16 { accumulator!(@by_rows "bf16", $n, self, [$($i)*], $list, a, b, accumulate) }
+                    else { accumulator!(@by_rows "f16", $n, self, [$($i)*], $list, a, b, accumulate) }
+                } else { let _ = (a, b, accumulate); crate::no_host_body("wgmma::Accumulator::multiply_registers_by_rows") })
+            }
+            #[inline(always)]
             unsafe fn wait<const PENDING: u32, const PATH: u32>(&mut self) {
                 device!({ unsafe { core::arch::asm!(
                     concat!("wgmma.wait_group.sync.aligned {pending}; // path {path}: ", $list),
@@ -102,6 +116,14 @@ macro_rules! accumulator {
             concat!("wgmma.mma_async.sync.aligned.m64n", $n, "k16.f32.", $type, ".", $type, " {{", $list, "}}, {a}, {b}, p, 1, 1, 0, 0; }}"),
             $(inout(reg32) $acc[$i],)*
             a = in(reg64) $a.0, b = in(reg64) $b.0, accumulate = in(reg32) $accumulate as u32, options(nostack)) }
+    };
+    (@by_rows $type:literal, $n:literal, $acc:ident, [$($i:literal)*], $list:literal, $a:ident, $b:ident, $accumulate:ident) => {
+        unsafe { core::arch::asm!(
+            "{{ .reg .pred p; setp.ne.b32 p, {accumulate}, 0;",
+            concat!("wgmma.mma_async.sync.aligned.m64n", $n, "k16.f32.", $type, ".", $type, " {{", $list, "}}, {{{a0}, {a1}, {a2}, {a3}}}, {b}, p, 1, 1, 0; }}"),
+            $(inout(reg32) $acc[$i],)*
+            a0 = in(reg32) $a[0], a1 = in(reg32) $a[1], a2 = in(reg32) $a[2], a3 = in(reg32) $a[3],
+            b = in(reg64) $b.0, accumulate = in(reg32) $accumulate as u32, options(nostack)) }
     };
     (@registers $type:literal, $n:literal, $acc:ident, [$($i:literal)*], $list:literal, $a:ident, $b:ident) => {
         unsafe { core::arch::asm!(

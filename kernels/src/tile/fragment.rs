@@ -70,6 +70,12 @@ pub fn pack<T: Half, const S: usize, const P: usize>(s_frag: &[f32; S]) -> [u32;
     p_frag
 }
 
+/// The A operand of product `step`, 16 columns wide.
+#[inline(always)]
+pub fn operand<const P: usize>(packed: &[u32; P], step: usize) -> [u32; 4] {
+    [packed[4 * step], packed[4 * step + 1], packed[4 * step + 2], packed[4 * step + 3]]
+}
+
 /// The sum of a value over the quad that shares a row.
 #[inline(always)]
 pub fn quad_sum(value: f32) -> f32 {

@@ -50,6 +50,26 @@ impl<const ROWS: u32, const COLS: u32> SharedTile<ROWS, COLS> {
         }
     }
 
+    /// Lane `lane`'s part of the A operand: the warp's 16 rows from `first_row` on, 16 columns from `16 * step` on, in the
+    /// layout of [`crate::tile::fragment`].
+    ///
+    /// # Safety
+    /// The tile is full, and all lanes of the warp read theirs.
+    #[inline(always)]
+    pub unsafe fn fragment(self, first_row: u32, lane: u32, step: u32) -> [u32; 4] {
+        let (row, pair) = (first_row + lane / 4, lane % 4);
+        let mut fragment = [0; 4];
+        for (i, register) in fragment.iter_mut().enumerate() {
+            // Registers 0 to 3: rows r and r + 8 of the left 8 columns, then of the right ones.
+            let (row, piece) = (row + 8 * (i as u32 % 2), 2 * step + i as u32 / 2);
+            let slab = piece / 8 * Self::SLAB_BYTES / 4;
+            let word = slab + row * 32 + ((piece % 8) ^ (row % 8)) * 4 + pair;
+            // SAFETY: inside the tile.
+            *register = unsafe { self.0.cast::<u32>().load(word) };
+        }
+        fragment
+    }
+
     /// The tile as an operand whose contraction dimension are its columns, from column `16 * step` on.
     #[inline(always)]
     pub fn columns_contracted(self, step: u32) -> Descriptor {
