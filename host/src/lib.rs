@@ -5,11 +5,17 @@ pub mod element;
 pub mod embedded;
 pub mod error;
 pub mod extras;
+pub mod heuristics;
+pub mod launch;
+mod layout;
+mod module;
 pub mod plain;
+pub mod plan;
 pub mod problem;
 pub mod reference;
 
 pub use element::Element;
 pub use error::{Error, Result};
 pub use extras::{Bias, Extras};
+pub use plan::{Family, GpuProperties, Plan, PlanOptions};
 pub use problem::{Causal, DType, Problem, Strides, Window};

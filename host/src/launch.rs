@@ -1,0 +1,335 @@
+//! From a plan to work in a stream: grid, block, shared memory and the one parameter struct.
+
+use crate::error::{Error, Result};
+use crate::heuristics::heads_per_group;
+use crate::layout;
+use crate::module::{Context, check};
+use crate::plan::{Alignment, Entry, Family, Plan, PlanOptions};
+use crate::problem::{Causal, Problem, Strides};
+use flash_attention_driver as driver;
+use flash_attention_driver::{Functions, LaunchConfig};
+use flash_attention_kernels::params::{self, ForwardParams, Sm90Params, TensorMap};
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// A `CUstream` (the same as `cudaStream_t`) of anyone's making; null is the default stream.
+pub type RawStream = *mut c_void;
+
+/// Device addresses of one call's tensors. Shapes and strides are the [`Problem`]'s.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Addresses {
+    /// Of Q.
+    pub q: u64,
+    /// Of K.
+    pub k: u64,
+    /// Of V.
+    pub v: u64,
+    /// Of O.
+    pub o: u64,
+    /// Of LSE, contiguous f32 `(batch, heads, seqlen_q)`, or 0 where it is not wanted.
+    pub lse: u64,
+}
+
+/// Puts one attention forward into `stream`, in the context that is current on this thread.
+///
+/// The call returns before the work is done. The first call that needs a kernel loads it; after that a call
+/// allocates nothing, loads nothing and waits for nothing. It can be captured in a graph.
+///
+/// # Errors
+/// Everything that can be known to be wrong is an error before anything is launched, and the outputs are untouched
+/// then.
+///
+/// # Safety
+/// - Each address is memory that kernels of the current context can read (Q, K, V) or write (O, LSE), as far as the
+///   problem's shape and strides reach, until `stream` has run the work; nobody writes the inputs or touches the
+///   outputs in between.
+/// - `stream` is null or a stream of the current context.
+/// - Where the call is captured: of all instances of the graph at most one runs at a time (they share this launch's
+///   work counter).
+pub unsafe fn forward(
+    problem: &Problem,
+    addresses: &Addresses,
+    kernel: Option<Family>,
+    stream: RawStream,
+) -> Result<()> {
+    problem.check()?;
+    layout::check(problem, addresses)?;
+    let context = Context::current(driver::driver()?)?;
+    // SAFETY: the caller's promises.
+    unsafe { forward_in(context, problem, addresses, kernel, stream) }
+}
+
+/// [`forward`] in a context whose state is known; problem and layout are checked.
+///
+/// # Safety
+/// As for [`forward`]; `context` is the current one.
+pub(crate) unsafe fn forward_in(
+    context: &Context,
+    problem: &Problem,
+    addresses: &Addresses,
+    kernel: Option<Family>,
+    stream: RawStream,
+) -> Result<()> {
+    let &Addresses { q, k, v, o, .. } = addresses;
+    let plan =
+        Plan::new(problem, context.gpu(), &PlanOptions { kernel, alignment: Alignment::of(q, k, v, o) })?;
+    tracing::debug!(%plan, "planned");
+    if problem.batch == 0 || problem.seqlen_q == 0 {
+        return Ok(());
+    }
+    let entry = &plan.entry;
+    let forward = forward_params(entry, problem, addresses);
+    let tiles = tiles(entry, problem)?;
+    match entry.family {
+        Family::Standard | Family::Tiled | Family::Sm80 => {
+            let mut params = forward;
+            // SAFETY: the entry takes one ForwardParams and the memory is as the caller promises.
+            unsafe { submit(context, entry, tiles, (&raw mut params).cast(), stream) }
+        }
+        Family::Sm90 => {
+            let grid = tiles.min(context.gpu().multiprocessors);
+            // A block that has one tile only needs nobody to hand out a second.
+            let work_counter =
+                if tiles > grid { context.counters()?.take(context.driver(), stream)? } else { 0 };
+            let mut params = sm90_params(context.driver(), entry, problem, forward, tiles, work_counter)?;
+            // SAFETY: the entry takes one Sm90Params, the counter is this launch's, and the memory is as the caller
+            // promises.
+            unsafe { submit(context, entry, grid, (&raw mut params).cast(), stream) }
+        }
+    }
+}
+
+/// Tiles of query rows of the whole call, one for each block of a plain grid.
+fn tiles(entry: &Entry, problem: &Problem) -> Result<u32> {
+    let tiles = problem.seqlen_q.div_ceil(entry.block_m as usize) as u128
+        * problem.heads as u128
+        * problem.batch as u128;
+    u32::try_from(tiles).ok().filter(|&tiles| tiles <= i32::MAX as u32).ok_or_else(|| {
+        Error::invalid(
+            "batch * heads * seqlen_q",
+            format!("{tiles} tiles"),
+            "a launch has at most 2147483647",
+            "split the batch",
+        )
+    })
+}
+
+fn forward_params(entry: &Entry, problem: &Problem, addresses: &Addresses) -> ForwardParams {
+    let strides = |strides: Strides| params::Strides {
+        batch: strides.batch as i64,
+        seq: strides.seq as i64,
+        head: strides.head as i64,
+    };
+    ForwardParams {
+        q: addresses.q,
+        k: addresses.k,
+        v: addresses.v,
+        o: addresses.o,
+        lse: addresses.lse,
+        q_strides: strides(problem.q),
+        k_strides: strides(problem.k),
+        v_strides: strides(problem.v),
+        o_strides: strides(problem.o),
+        batch: problem.batch as u32,
+        seqlen_q: problem.seqlen_q as u32,
+        seqlen_k: problem.seqlen_k as u32,
+        heads: problem.heads as u32,
+        kv_heads: problem.kv_heads as u32,
+        head_dim: problem.head_dim as u32,
+        head_dim_v: problem.head_dim_v as u32,
+        scale: problem.scale,
+        // Lengths are below 2^31, so their difference fits.
+        causal_offset: if problem.causal == Causal::No { 0 } else { problem.diagonal() as i32 },
+        blocks_m: problem.seqlen_q.div_ceil(entry.block_m as usize) as u32,
+    }
+}
+
+fn sm90_params(
+    driver: &Functions,
+    entry: &Entry,
+    problem: &Problem,
+    forward: ForwardParams,
+    tiles: u32,
+    work_counter: u64,
+) -> Result<Sm90Params> {
+    // A warpgroup loads and multiplies 64 rows of Q.
+    const Q_ROWS: u32 = 64;
+    let &Problem { batch, seqlen_q, seqlen_k, heads, kv_heads, head_dim, head_dim_v, q, k, v, .. } = problem;
+    let map = |address, dims, strides, rows| tensor_map(driver, address, dims, strides, rows);
+    // More than all tiles in one group is one group; the product with blocks_m must fit in 32 bits.
+    let heads_per_group = heads_per_group(problem).min(u32::MAX / forward.blocks_m);
+    Ok(Sm90Params {
+        q_map: map(forward.q, [head_dim, seqlen_q, heads, batch], q, Q_ROWS)?,
+        k_map: map(forward.k, [head_dim, seqlen_k, kv_heads, batch], k, entry.block_n)?,
+        v_map: map(forward.v, [head_dim_v, seqlen_k, kv_heads, batch], v, entry.block_n)?,
+        forward,
+        work_counter,
+        tiles,
+        heads_per_group,
+    })
+}
+
+/// The map of a 16-bit tensor `(head dim, sequence, head, batch)`, innermost first, in boxes of 64 columns and `rows`
+/// rows with the 128-byte swizzle. The inner extent is the true one, so that columns past it arrive as zeros and never
+/// as the next head's.
+fn tensor_map(
+    driver: &Functions,
+    address: u64,
+    dims: [usize; 4],
+    strides: Strides,
+    rows: u32,
+) -> Result<TensorMap> {
+    const ELEMENT_BYTES: usize = 2;
+    /// The driver writes maps to addresses aligned to 64 only.
+    #[repr(align(64))]
+    struct Aligned([u64; 16]);
+
+    let mut map = Aligned([0; 16]);
+    let dims = dims.map(|dim| dim as u64);
+    // The stride of a dimension with one entry is never used, but has to be a valid one.
+    let stride =
+        |stride: usize, extent: u64| if extent > 1 { (stride * ELEMENT_BYTES) as u64 } else { 16 * dims[0] };
+    let strides =
+        [stride(strides.seq, dims[1]), stride(strides.head, dims[2]), stride(strides.batch, dims[3])];
+    let (boxes, element_strides) = ([64u32, rows, 1, 1], [1u32; 4]);
+    // SAFETY: four dimensions and three strides, and the map's address is aligned as the driver asks.
+    let code = unsafe {
+        (driver.cuTensorMapEncodeTiled)(
+            &mut map.0,
+            driver::TENSOR_MAP_UINT16,
+            dims.len() as u32,
+            address,
+            dims.as_ptr(),
+            strides.as_ptr(),
+            boxes.as_ptr(),
+            element_strides.as_ptr(),
+            driver::TENSOR_MAP_INTERLEAVE_NONE,
+            driver::TENSOR_MAP_SWIZZLE_128B,
+            driver::TENSOR_MAP_L2_PROMOTION_256B,
+            driver::TENSOR_MAP_FILL_ZEROS,
+        )
+    };
+    check(driver, "cuTensorMapEncodeTiled", code)?;
+    Ok(TensorMap(map.0))
+}
+
+/// Launches `entry` on `grid` blocks.
+///
+/// # Safety
+/// `params` points to the entry's parameter struct, and what it says is true.
+unsafe fn submit(
+    context: &Context,
+    entry: &Entry,
+    grid: u32,
+    params: *mut c_void,
+    stream: RawStream,
+) -> Result<()> {
+    let kernel = context.kernel(entry)?;
+    let config = LaunchConfig {
+        grid: [grid, 1, 1],
+        block: [entry.threads, 1, 1],
+        shared_bytes: entry.shared_bytes,
+        stream,
+        attributes: std::ptr::null(),
+        attribute_count: 0,
+    };
+    let mut arguments = [params];
+    // SAFETY: the kernel is loaded in this context and its one parameter is as the caller promises.
+    let code = unsafe {
+        (context.driver().cuLaunchKernelEx)(
+            &config,
+            kernel.function(),
+            arguments.as_mut_ptr(),
+            std::ptr::null_mut(),
+        )
+    };
+    check(context.driver(), "cuLaunchKernelEx", code)?;
+    tracing::debug!(kernel = entry.name, grid, threads = entry.threads, "launched");
+    Ok(())
+}
+
+/// A context's work counters: pairs of u32 that are zero between launches, because the last block of a launch sets its
+/// own pair back.
+///
+/// Two launches that run at the same time must not share a pair. Launches into plain streams walk round a ring: a pair
+/// comes again after 65536 further launches of this context, while the driver lets about a thousand wait in a stream
+/// before it blocks the caller, so the launch that had it is long over unless more than 60 streams are jammed. A
+/// launch that is captured in a graph may run at any later time and any number of times, so it gets a pair that is
+/// never given again; the instances of one graph are not to run at the same time, which `forward` asks for. When these
+/// are used up, captured launches go without a counter, in the kernel's static order.
+pub(crate) struct Counters {
+    address: u64,
+    launches: AtomicUsize,
+    captures: AtomicUsize,
+}
+
+impl Counters {
+    const BYTES: usize = 8;
+    const RING: usize = 1 << 16;
+    const CAPTURED: usize = 1 << 20;
+
+    /// Allocates the counters of the current context, 8.5 MB that live as long as it does.
+    pub(crate) fn new(driver: &Functions) -> Result<Self> {
+        let words = (Self::RING + Self::CAPTURED) * Self::BYTES / 4;
+        let (mut address, mut stream) = (0, std::ptr::null_mut());
+        // SAFETY: a place for the address.
+        check(driver, "cuMemAlloc", unsafe { (driver.cuMemAlloc)(&mut address, words * 4) })?;
+        // A stream of their own: the default one cannot be used while others are captured.
+        // SAFETY: a place for the stream; the memory was just allocated; the stream is destroyed once, after its work.
+        unsafe {
+            let code = (driver.cuStreamCreate)(&mut stream, driver::STREAM_NON_BLOCKING);
+            check(driver, "cuStreamCreate", code)?;
+            let set = (driver.cuMemsetD32Async)(address, 0, words, stream);
+            let waited = (driver.cuStreamSynchronize)(stream);
+            let destroyed = (driver.cuStreamDestroy)(stream);
+            check(driver, "cuMemsetD32Async", set)?;
+            check(driver, "cuStreamSynchronize", waited)?;
+            check(driver, "cuStreamDestroy", destroyed)?;
+        }
+        Ok(Counters { address, launches: AtomicUsize::new(0), captures: AtomicUsize::new(0) })
+    }
+
+    /// The address of the counter for the next launch into `stream`, or 0 where there is none left.
+    fn take(&self, driver: &Functions, stream: RawStream) -> Result<u64> {
+        // The default stream cannot be captured, and asking about it while another one is would end that capture.
+        let mut status = driver::CAPTURE_STATUS_NONE;
+        if !stream.is_null() && stream != driver::STREAM_LEGACY {
+            // SAFETY: a place for the answer; the caller vouches for the stream.
+            let code = unsafe { (driver.cuStreamIsCapturing)(stream, &mut status) };
+            check(driver, "cuStreamIsCapturing", code)?;
+        }
+        let slot = if status == driver::CAPTURE_STATUS_NONE {
+            self.launches.fetch_add(1, Ordering::Relaxed) % Self::RING
+        } else {
+            let slot = self.captures.fetch_add(1, Ordering::Relaxed);
+            if slot >= Self::CAPTURED {
+                return Ok(0);
+            }
+            Self::RING + slot
+        };
+        Ok(self.address + (slot * Self::BYTES) as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::problem::DType;
+
+    /// The machines that build this have no driver; on one that has, there is no current context.
+    #[test]
+    fn without_a_driver_or_a_context_the_call_says_so() {
+        let problem = Problem::new(DType::F32, 1, 16, 1, 64);
+        let addresses = Addresses { q: 0x1_0000, k: 0x2_0000, v: 0x3_0000, o: 0x4_0000, lse: 0 };
+        // SAFETY: nothing can be launched without a context.
+        let error =
+            unsafe { forward(&problem, &addresses, None, std::ptr::null_mut()) }.unwrap_err().to_string();
+        match driver::driver() {
+            Ok(_) => assert!(error.starts_with("no CUDA context is current on this thread"), "{error}"),
+            Err(_) => {
+                assert!(error.starts_with("no NVIDIA driver found: "), "{error}");
+                assert!(error.ends_with("; use the CPU device"), "{error}");
+            }
+        }
+    }
+}
