@@ -1,6 +1,7 @@
 //! Flash attention: kernels in Rust, compiled to PTX by rustc, launched through the CUDA driver.
 
 pub mod check;
+pub mod dlpack;
 pub mod element;
 pub mod embedded;
 pub mod error;
