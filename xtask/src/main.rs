@@ -4,6 +4,7 @@ mod build_ptx;
 mod manifest;
 mod progress;
 mod project;
+mod sass_record;
 mod setup;
 
 use clap::{Parser, Subcommand};
