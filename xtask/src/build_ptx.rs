@@ -44,6 +44,13 @@ pub struct Options {
     pub all_arch: bool,
 }
 
+impl Options {
+    /// Every architecture, nothing unusual.
+    pub fn of_all() -> Self {
+        Options { arch: CudaArch::ALL.to_vec(), ..Options::default() }
+    }
+}
+
 fn parse_arch(name: &str) -> Result<CudaArch, String> {
     name.parse()
 }
