@@ -10,7 +10,7 @@ use crate::sass_record;
 use crate::setup::{self, Tools};
 use anyhow::{Context as _, Result};
 use clap::Args;
-use comfy_table::{CellAlignment, Table, presets::UTF8_BORDERS_ONLY};
+use comfy_table::{CellAlignment, Table, presets::ASCII_MARKDOWN};
 use flash_attention_builder::ptx::Module;
 use flash_attention_builder::ptxas::{self, Usage};
 use flash_attention_builder::sass::{self, HotLoop};
@@ -269,7 +269,7 @@ fn table(arch: CudaArch, kernels: &[Kernel]) -> String {
 /// A table whose first column holds names and whose others hold numbers.
 fn table_with<const N: usize>(header: [&str; N]) -> Table {
     let mut table = Table::new();
-    table.load_style(UTF8_BORDERS_ONLY).set_header(header);
+    table.load_style(ASCII_MARKDOWN).set_header(header);
     table
 }
 

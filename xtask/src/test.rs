@@ -8,6 +8,12 @@ use std::process::{Command, ExitCode, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+const BUILDER: &str = "flash-attention-builder";
+const KERNELS: &str = "flash-attention-kernels";
+const CUDA_STD: &str = "flash-attention-cuda-std";
+/// The feature that lets the kernels run on the simulated device.
+const SIMULATED: &str = "flash-attention-kernels/sim";
+
 /// What became of a step.
 struct Outcome {
     name: String,
@@ -25,10 +31,7 @@ pub fn run(offline: bool) -> Result<ExitCode> {
         vec![
             quiet("formatting", cargo(&["fmt", "--all", "--check"])),
             quiet("tidy", tidy_command()),
-            quiet(
-                "lints",
-                cargo(&["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"]),
-            ),
+            quiet("lints", lints()),
             quiet("documentation", documentation()),
         ]
     });
@@ -41,7 +44,10 @@ pub fn run(offline: bool) -> Result<ExitCode> {
         report(&outcome);
         outcomes.push(outcome);
     }
-    outcomes.push(counted("tests", cargo(&["test", "--release", "--workspace", "--no-fail-fast"])));
+    outcomes
+        .push(counted("tests of the commands", cargo(&["test", "--package", "xtask", "--package", BUILDER])));
+    outcomes.push(counted("tests of the kernels on the simulated device", simulated()));
+    outcomes.push(counted("tests of the library", others()));
     for line in readme::commands()? {
         outcomes.push(readme_command(&line));
     }
@@ -58,8 +64,37 @@ pub fn run(offline: bool) -> Result<ExitCode> {
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
+/// All targets, with the simulated device.
+fn lints() -> Command {
+    cargo(&[
+        "clippy",
+        "--quiet",
+        "--workspace",
+        "--all-targets",
+        "--features",
+        SIMULATED,
+        "--",
+        "-D",
+        "warnings",
+    ])
+}
+
+/// With the checks of arithmetic that a release leaves out.
+fn simulated() -> Command {
+    cargo(&["test", "--package", KERNELS, "--package", CUDA_STD, "--features", SIMULATED, "--no-fail-fast"])
+}
+
+/// Everything else, as it is shipped: the references are too slow otherwise.
+fn others() -> Command {
+    let mut command = cargo(&["test", "--release", "--workspace", "--no-fail-fast"]);
+    for tested in ["xtask", BUILDER, KERNELS, CUDA_STD] {
+        command.args(["--exclude", tested]);
+    }
+    command
+}
+
 fn documentation() -> Command {
-    let mut command = cargo(&["doc", "--quiet", "--workspace", "--no-deps"]);
+    let mut command = cargo(&["doc", "--quiet", "--workspace", "--no-deps", "--features", SIMULATED]);
     command.env("RUSTDOCFLAGS", "-D warnings");
     command
 }
