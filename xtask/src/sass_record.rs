@@ -42,7 +42,9 @@ pub fn check(
         false => compare(&fs::read_to_string(&path).unwrap_or_default(), &versions, &loops),
     };
     for (name, _) in hot.iter().filter(|(_, loops)| !loops.iter().any(HotLoop::overlaps)) {
-        verdict.warnings.push(format!("{name}: no loop has exponentials between a product and its wait"));
+        verdict
+            .warnings
+            .push(format!("{name}: in no loop are exponentials computed while a product is in flight"));
     }
     Ok(verdict)
 }

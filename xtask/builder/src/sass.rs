@@ -17,30 +17,34 @@ use std::process::Command;
 pub enum Event {
     /// `HGMMA`: a product of tiles is issued.
     Multiply,
-    /// `WARPGROUP.DEPBAR`: products are waited for.
-    Wait,
+    /// `WARPGROUP.DEPBAR`: products are waited for, until so many groups of them are left in flight.
+    Wait(u32),
     /// `MUFU.EX2`: an exponential.
     Exponential,
 }
 
 impl Event {
-    fn of(opcode: &str) -> Option<Event> {
-        if opcode.starts_with("HGMMA") {
+    fn of(instruction: &str) -> Option<Event> {
+        if instruction.starts_with("HGMMA") {
             Some(Event::Multiply)
-        } else if opcode.starts_with("WARPGROUP.DEPBAR") {
-            Some(Event::Wait)
-        } else if opcode.starts_with("MUFU.EX2") {
+        } else if instruction.starts_with("WARPGROUP.DEPBAR") {
+            // `WARPGROUP.DEPBAR.LE gsb0, 0x1 ;`
+            let left = instruction.rsplit("0x").next()?.trim_end_matches([' ', ';']);
+            Some(Event::Wait(u32::from_str_radix(left, 16).unwrap_or(0)))
+        } else if instruction.starts_with("MUFU.EX2") {
             Some(Event::Exponential)
         } else {
             None
         }
     }
+}
 
-    fn name(self) -> &'static str {
+impl fmt::Display for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Event::Multiply => "HGMMA",
-            Event::Wait => "DEPBAR",
-            Event::Exponential => "MUFU",
+            Event::Multiply => f.write_str("HGMMA"),
+            Event::Wait(left) => write!(f, "DEPBAR({left})"),
+            Event::Exponential => f.write_str("MUFU"),
         }
     }
 }
@@ -61,19 +65,16 @@ impl HotLoop {
         HotLoop(runs)
     }
 
-    /// Whether exponentials stand between a product and the wait that follows it.
+    /// Whether exponentials are computed while a product is in flight.
     pub fn overlaps(&self) -> bool {
-        let mut multiplying = false;
-        self.0.iter().any(|(event, _)| match event {
-            Event::Multiply => {
-                multiplying = true;
-                false
+        let mut in_flight = false;
+        self.0.iter().any(|(event, _)| {
+            match event {
+                Event::Multiply => in_flight = true,
+                Event::Wait(left) => in_flight &= *left > 0,
+                Event::Exponential => return in_flight,
             }
-            Event::Wait => {
-                multiplying = false;
-                false
-            }
-            Event::Exponential => multiplying,
+            false
         })
     }
 }
@@ -83,8 +84,8 @@ impl fmt::Display for HotLoop {
         for (index, (event, count)) in self.0.iter().enumerate() {
             let space = if index == 0 { "" } else { " " };
             match count {
-                1 => write!(f, "{space}{}", event.name())?,
-                _ => write!(f, "{space}{}*{count}", event.name())?,
+                1 => write!(f, "{space}{event}")?,
+                _ => write!(f, "{space}{event}*{count}")?,
             }
         }
         Ok(())
@@ -102,20 +103,19 @@ pub fn disassemble(nvdisasm: &Tool, cubin: &Path) -> Result<String> {
 /// The innermost loops that multiply, in the order of the text.
 pub fn hot_loops(disassembly: &str) -> Vec<HotLoop> {
     let mut labels = HashMap::new();
-    let mut opcodes = Vec::new();
+    let mut instructions = Vec::new();
     let mut branches = Vec::new();
     for line in disassembly.lines().map(str::trim) {
         if let Some(label) = line.strip_suffix(':') {
-            labels.insert(label, opcodes.len());
+            labels.insert(label, instructions.len());
         } else if let Some(instruction) = instruction(line) {
-            let opcode = instruction.split_whitespace().next().unwrap_or_default();
-            if let Some(target) = branch_target(opcode, instruction) {
-                branches.push((opcodes.len(), target));
+            if let Some(target) = branch_target(instruction) {
+                branches.push((instructions.len(), target));
             }
-            opcodes.push(opcode);
+            instructions.push(instruction);
         }
     }
-    let multiplies = |from: usize, to: usize| opcodes[from..=to].iter().any(|op| op.starts_with("HGMMA"));
+    let multiplies = |from: usize, to: usize| instructions[from..=to].iter().any(|i| i.starts_with("HGMMA"));
     let mut loops: Vec<(usize, usize)> = branches
         .iter()
         .filter_map(|(at, target)| Some((*labels.get(target)?, *at)))
@@ -133,7 +133,7 @@ pub fn hot_loops(disassembly: &str) -> Vec<HotLoop> {
     innermost.sort_unstable();
     innermost
         .into_iter()
-        .map(|(from, to)| HotLoop::new(opcodes[from..=to].iter().filter_map(|opcode| Event::of(opcode))))
+        .map(|(from, to)| HotLoop::new(instructions[from..=to].iter().filter_map(|i| Event::of(i))))
         .collect()
 }
 
@@ -149,8 +149,8 @@ fn instruction(line: &str) -> Option<&str> {
 }
 
 /// The label in "BRA `(.L_x_1) ;".
-fn branch_target<'a>(opcode: &str, instruction: &'a str) -> Option<&'a str> {
-    if !opcode.starts_with("BRA") {
+fn branch_target(instruction: &str) -> Option<&str> {
+    if !instruction.starts_with("BRA") {
         return None;
     }
     let (_, rest) = instruction.split_once("`(")?;
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn the_hot_loop_is_the_innermost_that_multiplies() {
-        assert_eq!(shown(LOOP), ["HGMMA*2 MUFU*2 DEPBAR MUFU"]);
+        assert_eq!(shown(LOOP), ["HGMMA*2 MUFU*2 DEPBAR(1) MUFU"]);
         assert!(hot_loops(LOOP)[0].overlaps());
     }
 
@@ -198,15 +198,18 @@ mod tests {
         let around =
             LOOP.replace("EXIT ;", "@P0 BRA `(.L_x_0) ;").replace(".text.kernel:", ".text.kernel:\n.L_x_0:");
         let afar = format!("{around}        /*00f0*/                   BRA `(.L_x_2) ;\n");
-        assert_eq!(shown(&afar), ["HGMMA*2 MUFU*2 DEPBAR MUFU"]);
+        assert_eq!(shown(&afar), ["HGMMA*2 MUFU*2 DEPBAR(1) MUFU"]);
     }
 
     #[test]
     fn a_wait_before_the_exponentials_is_no_overlap() {
         let late = ".L_x_1:\n /*0010*/ HGMMA.64x64x16.F32 R1 ;\n /*0020*/ WARPGROUP.DEPBAR.LE gsb0, 0x0 ;\n \
                     /*0030*/ MUFU.EX2 R4, R4 ;\n /*0040*/ BRA `(.L_x_1) ;\n";
-        assert_eq!(shown(late), ["HGMMA DEPBAR MUFU"]);
+        assert_eq!(shown(late), ["HGMMA DEPBAR(0) MUFU"]);
         assert!(!hot_loops(late)[0].overlaps());
+        // One group may stay in flight: the product of the tile before.
+        let one_left = late.replace("0x0", "0x1");
+        assert!(hot_loops(&one_left)[0].overlaps());
     }
 
     #[test]
@@ -217,7 +220,7 @@ mod tests {
             .replace("IMAD.64x128x16.F32.BF16 R24, gdesc[UR8], R24", "HGMMA.64x128x16 R24");
         assert_eq!(
             shown(&format!("{LOOP}{second}")),
-            ["HGMMA*2 MUFU*2 DEPBAR MUFU", "HGMMA MUFU*2 DEPBAR MUFU"]
+            ["HGMMA*2 MUFU*2 DEPBAR(1) MUFU", "HGMMA MUFU*2 DEPBAR(1) MUFU"]
         );
         assert_eq!(shown(&LOOP.replace("HGMMA", "IMAD")), [""; 0]);
         assert_eq!(shown(""), [""; 0]);
