@@ -91,7 +91,8 @@ pub(crate) unsafe fn forward_in(
             // A block that has one tile only needs nobody to hand out a second.
             let work_counter =
                 if tiles > grid { context.counters()?.take(context.driver(), stream)? } else { 0 };
-            let mut params = sm90_params(context.driver(), entry, problem, forward, tiles, work_counter)?;
+            let encode = |shape: &MapShape| tensor_map(context.driver(), shape);
+            let mut params = sm90_params(entry, problem, forward, tiles, work_counter, encode)?;
             // SAFETY: the entry takes one Sm90Params, the counter is this launch's, and the memory is as the caller
             // promises.
             unsafe { submit(context, entry, grid, (&raw mut params).cast(), stream) }
@@ -100,7 +101,7 @@ pub(crate) unsafe fn forward_in(
 }
 
 /// Tiles of query rows of the whole call, one for each block of a plain grid.
-fn tiles(entry: &Entry, problem: &Problem) -> Result<u32> {
+pub(crate) fn tiles(entry: &Entry, problem: &Problem) -> Result<u32> {
     let tiles = problem.seqlen_q.div_ceil(entry.block_m as usize) as u128
         * problem.heads as u128
         * problem.batch as u128;
@@ -114,7 +115,8 @@ fn tiles(entry: &Entry, problem: &Problem) -> Result<u32> {
     })
 }
 
-fn forward_params(entry: &Entry, problem: &Problem, addresses: &Addresses) -> ForwardParams {
+/// The launch parameters of every family.
+pub(crate) fn forward_params(entry: &Entry, problem: &Problem, addresses: &Addresses) -> ForwardParams {
     let strides = |strides: Strides| params::Strides {
         batch: strides.batch as i64,
         seq: strides.seq as i64,
@@ -144,18 +146,45 @@ fn forward_params(entry: &Entry, problem: &Problem, addresses: &Addresses) -> Fo
     }
 }
 
-fn sm90_params(
-    driver: &Functions,
+/// A 16-bit tensor `(head dim, sequence, head, batch)` as a tensor map describes it, innermost first, in boxes of 64
+/// columns with the 128-byte swizzle. The inner extent is the true one, so that columns past it arrive as zeros and
+/// never as the next head's.
+pub(crate) struct MapShape {
+    pub address: u64,
+    pub dims: [u64; 4],
+    /// In bytes, from the second dimension on.
+    pub strides: [u64; 3],
+    pub boxes: [u32; 4],
+}
+
+impl MapShape {
+    const ELEMENT_BYTES: usize = 2;
+
+    fn new(address: u64, dims: [usize; 4], strides: Strides, rows: u32) -> Self {
+        let dims = dims.map(|dim| dim as u64);
+        // The stride of a dimension with one entry is never used, but has to be a valid one.
+        let stride = |stride: usize, extent: u64| {
+            if extent > 1 { (stride * Self::ELEMENT_BYTES) as u64 } else { 16 * dims[0] }
+        };
+        let strides =
+            [stride(strides.seq, dims[1]), stride(strides.head, dims[2]), stride(strides.batch, dims[3])];
+        MapShape { address, dims, strides, boxes: [64, rows, 1, 1] }
+    }
+}
+
+/// The launch parameters of the family `sm90`, with the tensor maps of whoever `encode`s them.
+pub(crate) fn sm90_params(
     entry: &Entry,
     problem: &Problem,
     forward: ForwardParams,
     tiles: u32,
     work_counter: u64,
+    encode: impl Fn(&MapShape) -> Result<TensorMap>,
 ) -> Result<Sm90Params> {
     // A warpgroup loads and multiplies 64 rows of Q.
     const Q_ROWS: u32 = 64;
     let &Problem { batch, seqlen_q, seqlen_k, heads, kv_heads, head_dim, head_dim_v, q, k, v, .. } = problem;
-    let map = |address, dims, strides, rows| tensor_map(driver, address, dims, strides, rows);
+    let map = |address, dims, strides, rows| encode(&MapShape::new(address, dims, strides, rows));
     // More than all tiles in one group is one group; the product with blocks_m must fit in 32 bits.
     let heads_per_group = heads_per_group(problem).min(u32::MAX / forward.blocks_m);
     Ok(Sm90Params {
@@ -169,39 +198,24 @@ fn sm90_params(
     })
 }
 
-/// The map of a 16-bit tensor `(head dim, sequence, head, batch)`, innermost first, in boxes of 64 columns and `rows`
-/// rows with the 128-byte swizzle. The inner extent is the true one, so that columns past it arrive as zeros and never
-/// as the next head's.
-fn tensor_map(
-    driver: &Functions,
-    address: u64,
-    dims: [usize; 4],
-    strides: Strides,
-    rows: u32,
-) -> Result<TensorMap> {
-    const ELEMENT_BYTES: usize = 2;
+/// The map as the driver encodes it.
+fn tensor_map(driver: &Functions, shape: &MapShape) -> Result<TensorMap> {
     /// The driver writes maps to addresses aligned to 64 only.
     #[repr(align(64))]
     struct Aligned([u64; 16]);
 
     let mut map = Aligned([0; 16]);
-    let dims = dims.map(|dim| dim as u64);
-    // The stride of a dimension with one entry is never used, but has to be a valid one.
-    let stride =
-        |stride: usize, extent: u64| if extent > 1 { (stride * ELEMENT_BYTES) as u64 } else { 16 * dims[0] };
-    let strides =
-        [stride(strides.seq, dims[1]), stride(strides.head, dims[2]), stride(strides.batch, dims[3])];
-    let (boxes, element_strides) = ([64u32, rows, 1, 1], [1u32; 4]);
+    let element_strides = [1u32; 4];
     // SAFETY: four dimensions and three strides, and the map's address is aligned as the driver asks.
     let code = unsafe {
         (driver.cuTensorMapEncodeTiled)(
             &mut map.0,
             driver::TENSOR_MAP_UINT16,
-            dims.len() as u32,
-            address,
-            dims.as_ptr(),
-            strides.as_ptr(),
-            boxes.as_ptr(),
+            shape.dims.len() as u32,
+            shape.address,
+            shape.dims.as_ptr(),
+            shape.strides.as_ptr(),
+            shape.boxes.as_ptr(),
             element_strides.as_ptr(),
             driver::TENSOR_MAP_INTERLEAVE_NONE,
             driver::TENSOR_MAP_SWIZZLE_128B,

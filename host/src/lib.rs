@@ -14,6 +14,8 @@ pub mod plain;
 pub mod plan;
 pub mod problem;
 pub mod reference;
+#[cfg(feature = "sim")]
+pub mod sim;
 
 pub use element::Element;
 pub use error::{Error, Result};

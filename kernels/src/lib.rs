@@ -14,6 +14,8 @@ pub mod score_mod;
 
 #[cfg(any(target_arch = "nvptx64", feature = "sim"))]
 pub mod forward;
+#[cfg(all(not(target_arch = "nvptx64"), feature = "sim"))]
+pub mod simulate;
 #[cfg(any(target_arch = "nvptx64", feature = "sim"))]
 pub mod tile;
 
