@@ -82,6 +82,11 @@ impl Error {
         }
     }
 
+    /// Why there are no driver functions to call.
+    pub(crate) fn no_driver(why: NoDriver) -> Self {
+        Error::unavailable(why.to_string(), "use the CPU device")
+    }
+
     /// Puts the log of the driver's compiler into the description.
     pub(crate) fn with_log(mut self, log: &str) -> Self {
         if let Error::Driver { text, .. } = &mut self
@@ -90,11 +95,5 @@ impl Error {
             *text = format!("{text}: {}", log.trim());
         }
         self
-    }
-}
-
-impl From<NoDriver> for Error {
-    fn from(why: NoDriver) -> Self {
-        Error::unavailable(why.to_string(), "use the CPU device")
     }
 }

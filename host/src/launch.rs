@@ -1,9 +1,10 @@
 //! From a plan to work in a stream: grid, block, shared memory and the one parameter struct.
 
+use crate::device;
 use crate::error::{Error, Result};
 use crate::heuristics::heads_per_group;
 use crate::layout;
-use crate::module::{Context, check};
+use crate::module::{Context, check, driver_functions};
 use crate::plan::{Alignment, Entry, Family, Plan, PlanOptions};
 use crate::problem::{Causal, Problem, Strides};
 use flash_attention_driver as driver;
@@ -32,6 +33,7 @@ pub struct Addresses {
 
 /// Puts one attention forward into `stream`, in the context that is current on this thread.
 ///
+/// `kernel` names the family; where it is left out the variable `FLASH_ATTENTION_KERNEL` can, or else the plan chooses.
 /// The call returns before the work is done. The first call that needs a kernel loads it; after that a call
 /// allocates nothing, loads nothing and waits for nothing. It can be captured in a graph.
 ///
@@ -54,7 +56,11 @@ pub unsafe fn forward(
 ) -> Result<()> {
     problem.check()?;
     layout::check(problem, addresses)?;
-    let context = Context::current(driver::driver()?)?;
+    let kernel = match kernel {
+        Some(family) => Some(family),
+        None => device::kernel_override()?,
+    };
+    let context = Context::current(driver_functions()?)?;
     // SAFETY: the caller's promises.
     unsafe { forward_in(context, problem, addresses, kernel, stream) }
 }

@@ -1,6 +1,9 @@
 //! Flash attention: kernels in Rust, compiled to PTX by rustc, launched through the CUDA driver.
 
 pub mod check;
+#[cfg(feature = "cust")]
+pub mod cuda;
+pub mod device;
 pub mod dlpack;
 pub mod element;
 pub mod embedded;
@@ -16,9 +19,12 @@ pub mod problem;
 pub mod reference;
 #[cfg(feature = "sim")]
 pub mod sim;
+pub mod tensor;
 
+pub use device::{Device, Stream};
 pub use element::Element;
 pub use error::{Error, Result};
 pub use extras::{Bias, Extras};
 pub use plan::{Family, GpuProperties, Plan, PlanOptions};
 pub use problem::{Causal, DType, Problem, Strides, Window};
+pub use tensor::{Tensor, TensorView, TensorViewMut};

@@ -12,6 +12,11 @@ use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::sync::{Mutex, OnceLock, PoisonError, RwLock};
 
+/// The driver's functions.
+pub(crate) fn driver_functions() -> Result<&'static Functions> {
+    driver::driver().map_err(Error::no_driver)
+}
+
 /// Turns a driver's code into a result.
 pub(crate) fn check(driver: &Functions, call: &'static str, code: Code) -> Result<()> {
     if code == SUCCESS { Ok(()) } else { Err(Error::driver(driver, call, code)) }
@@ -241,7 +246,7 @@ impl Drop for CaptureRelaxed {
 
 /// What a plan has to know about a device.
 pub(crate) fn gpu_properties(driver: &Functions, device: driver::Device) -> Result<GpuProperties> {
-    let attribute = |which| -> Result<u32> {
+    let attribute = |which| {
         let mut value = 0;
         // SAFETY: a place for the answer; the driver checks the device.
         check(driver, "cuDeviceGetAttribute", unsafe {

@@ -4,6 +4,7 @@ use crate::types::{Code, Context, Device, DevicePtr, Event, Function, LaunchConf
 use crate::{NoDriver, SUCCESS};
 use libloading::Library;
 use std::ffi::{CStr, c_char, c_void};
+use std::sync::OnceLock;
 
 /// Declares the table once: its fields, and how each is found. The symbol differs from the field's name where the
 /// driver keeps an older version of the function under the plain name.
@@ -103,13 +104,8 @@ functions! {
 impl Functions {
     /// Opens the driver's library and finds the functions; calls none of them.
     pub(crate) fn open() -> Result<Self, NoDriver> {
-        // SAFETY: libcuda has no constructors that ask anything of us.
-        let library =
-            unsafe { Library::new("libcuda.so.1") }.map_err(|error| NoDriver::NotFound(error.to_string()))?;
-        // The table lives as long as the process, so the library has to.
-        let library: &'static Library = Box::leak(Box::new(library));
-        // SAFETY: libcuda.so.1 is the driver; it was just leaked.
-        unsafe { Self::find(library) }
+        // SAFETY: libcuda.so.1 is the driver and stays open.
+        unsafe { Self::find(library()?) }
     }
 
     /// The name of a code, `CUDA_ERROR_…`.
@@ -121,6 +117,27 @@ impl Functions {
     pub fn error_text(&self, code: Code) -> String {
         text(code, self.cuGetErrorString)
     }
+}
+
+/// The driver's library; open as long as the process lives, because the tables are used as long.
+fn library() -> Result<&'static Library, NoDriver> {
+    static LIBRARY: OnceLock<Result<Library, NoDriver>> = OnceLock::new();
+    // SAFETY: libcuda has no constructors that ask anything of us.
+    let open =
+        || unsafe { Library::new("libcuda.so.1") }.map_err(|error| NoDriver::NotFound(error.to_string()));
+    LIBRARY.get_or_init(open).as_ref().map_err(Clone::clone)
+}
+
+/// The address of the driver's function `name`, which ends with a NUL.
+#[cfg(all(
+    feature = "forward",
+    target_os = "linux",
+    any(target_arch = "x86_64", target_arch = "aarch64")
+))]
+pub(crate) fn find(name: &str) -> Option<*mut c_void> {
+    // SAFETY: the address is only taken here.
+    let symbol = unsafe { library().ok()?.get::<*mut c_void>(name.as_bytes()) };
+    symbol.ok().map(|symbol| *symbol)
 }
 
 fn text(code: Code, ask: unsafe extern "C" fn(Code, *mut Text) -> Code) -> String {

@@ -5,6 +5,8 @@
 //! feature `forward` is on: then the symbols that the crate `cust` links against are defined here as jumps into the
 //! driver (see `forward`).
 
+#[cfg(all(feature = "forward", target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
+mod forward;
 mod functions;
 mod types;
 
@@ -49,4 +51,17 @@ fn start() -> Result<Functions, NoDriver> {
         return Err(NoDriver::NotStarted { code, name: functions.error_name(code) });
     }
     Ok(functions)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_driver_the_message_says_so() {
+        match driver() {
+            Ok(functions) => assert_eq!(functions.error_name(ERROR_NO_DEVICE), "CUDA_ERROR_NO_DEVICE"),
+            Err(why) => assert!(why.to_string().contains("NVIDIA driver"), "{why}"),
+        }
+    }
 }
