@@ -24,8 +24,11 @@ impl Extent {
     ) -> Result<Self> {
         let dims = [(strides.batch, batch), (strides.seq, seqlen), (strides.head, heads)];
         // Addresses are kept below 2^63, so that no sum of an address and a span wraps.
-        let span = dims.iter().map(|&(stride, n)| stride as u128 * n.saturating_sub(1) as u128).sum::<u128>();
-        if u128::from(address) + (span + dim as u128) * u128::from(element) > i64::MAX as u128 {
+        let span = dims
+            .iter()
+            .map(|&(stride, n)| stride as u128 * n.saturating_sub(1) as u128)
+            .fold(dim as u128, u128::saturating_add);
+        if span.saturating_mul(element.into()).saturating_add(address.into()) > i64::MAX as u128 {
             return Err(Error::invalid(
                 name,
                 format!("a tensor of {span} elements"),
@@ -168,3 +171,6 @@ fn overlap(output: &Extent, other: &Extent) -> Error {
         "give the output memory of its own",
     )
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,8 @@
 //! Flash attention: kernels in Rust, compiled to PTX by rustc, launched through the CUDA driver.
 
+pub mod attention;
 pub mod check;
+mod counters;
 #[cfg(feature = "cust")]
 pub mod cuda;
 pub mod device;
@@ -9,6 +11,8 @@ pub mod element;
 pub mod embedded;
 pub mod error;
 pub mod extras;
+#[cfg(test)]
+mod fake_driver;
 pub mod heuristics;
 pub mod launch;
 mod layout;
@@ -21,6 +25,7 @@ pub mod reference;
 pub mod sim;
 pub mod tensor;
 
+pub use attention::{Attention, Output};
 pub use device::{Device, Stream};
 pub use element::Element;
 pub use error::{Error, Result};

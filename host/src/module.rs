@@ -3,6 +3,7 @@
 //! A kernel is loaded when it is first needed in a context, and stays. A context is known by the driver's own number
 //! for it, which is never given twice, so that a context at a dead one's address starts afresh.
 
+use crate::counters::Counters;
 use crate::embedded;
 use crate::error::{Error, Result};
 use crate::plan::{Entry, GpuProperties};
@@ -57,7 +58,7 @@ pub(crate) struct Context {
     kernels: RwLock<HashMap<&'static str, Kernel>>,
     /// Held while a kernel is loaded, so that two threads do not load the same one.
     loading: Mutex<()>,
-    counters: OnceLock<crate::launch::Counters>,
+    counters: OnceLock<Counters>,
 }
 
 impl Context {
@@ -121,14 +122,14 @@ impl Context {
     }
 
     /// The context's work counters, made at the first use.
-    pub(crate) fn counters(&self) -> Result<&crate::launch::Counters> {
+    pub(crate) fn counters(&self) -> Result<&Counters> {
         if let Some(counters) = self.counters.get() {
             return Ok(counters);
         }
         let _one_at_a_time = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
         let _relaxed = CaptureRelaxed::enter(self.driver)?;
         if self.counters.get().is_none() {
-            let made = crate::launch::Counters::new(self.driver)?;
+            let made = Counters::new(self.driver)?;
             return Ok(self.counters.get_or_init(|| made));
         }
         Ok(self.counters.get().expect("set above or by the thread before"))
@@ -263,3 +264,6 @@ pub(crate) fn gpu_properties(driver: &Functions, device: driver::Device) -> Resu
         max_shared: attribute(driver::ATTRIBUTE_MAX_SHARED_OPTIN)?,
     })
 }
+
+#[cfg(test)]
+mod tests;

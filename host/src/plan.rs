@@ -151,7 +151,7 @@ impl Plan {
     }
 
     /// As [`Plan::new`], with a table of one's own.
-    fn among<I: Iterator<Item = &'static Entry>>(
+    pub(crate) fn among<I: Iterator<Item = &'static Entry>>(
         entries: impl Fn() -> I,
         problem: &Problem,
         gpu: &GpuProperties,
@@ -306,3 +306,6 @@ pub fn family(name: &str) -> Result<Family> {
         )
     })
 }
+
+#[cfg(test)]
+pub(crate) mod tests;

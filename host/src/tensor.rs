@@ -297,6 +297,22 @@ impl<'a, T: Element> TensorView<'a, T> {
         Ok(TensorView { strides, ..self })
     }
 
+    /// A tensor of another shape that begins `offset` elements into the same memory.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] where it reaches past the end of the memory.
+    pub fn window(self, offset: usize, shape: Shape, strides: Strides) -> Result<Self> {
+        let memory = match self.memory {
+            Memory::Host(values) => Memory::Host(values.get(offset..).ok_or_else(|| past(offset))?),
+            Memory::Gpu { address, len, device } => Memory::Gpu {
+                address: address + (offset * size_of::<T>()) as u64,
+                len: rest(len, offset)?,
+                device,
+            },
+        };
+        TensorView { memory, shape, strides }.with_strides(strides)
+    }
+
     /// `(batch, sequence, head, dim)`.
     pub fn shape(&self) -> Shape {
         self.shape
@@ -356,6 +372,22 @@ impl<'a, T: Element> TensorViewMut<'a, T> {
         Ok(TensorViewMut { strides, ..self })
     }
 
+    /// As [`TensorView::window`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn window(self, offset: usize, shape: Shape, strides: Strides) -> Result<Self> {
+        let memory = match self.memory {
+            MemoryMut::Host(values) => MemoryMut::Host(values.get_mut(offset..).ok_or_else(|| past(offset))?),
+            MemoryMut::Gpu { address, len, device } => MemoryMut::Gpu {
+                address: address + (offset * size_of::<T>()) as u64,
+                len: rest(len, offset)?,
+                device,
+            },
+        };
+        TensorViewMut { memory, shape, strides }.with_strides(strides)
+    }
+
     /// `(batch, sequence, head, dim)`.
     pub fn shape(&self) -> Shape {
         self.shape
@@ -403,17 +435,25 @@ fn elements(shape: Shape) -> Result<usize> {
     })
 }
 
+/// What is left of a known length behind `offset`.
+fn rest(len: Option<usize>, offset: usize) -> Result<Option<usize>> {
+    len.map(|len| len.checked_sub(offset).ok_or_else(|| past(offset))).transpose()
+}
+
+fn past(offset: usize) -> Error {
+    Error::invalid("offset", offset, "it lies past the end of the memory", "check the offset")
+}
+
 /// Refuses strides that reach past `len` elements.
 fn inside(len: usize, shape: Shape, strides: Strides) -> Result<()> {
     if shape.contains(&0) {
         return Ok(());
     }
     let [batch, seqlen, heads, dim] = shape;
-    let reach: u128 = [(strides.batch, batch), (strides.seq, seqlen), (strides.head, heads)]
+    let reach = [(strides.batch, batch), (strides.seq, seqlen), (strides.head, heads)]
         .iter()
         .map(|&(stride, extent)| stride as u128 * (extent - 1) as u128)
-        .sum::<u128>()
-        + dim as u128;
+        .fold(dim as u128, u128::saturating_add);
     if reach <= len as u128 {
         return Ok(());
     }

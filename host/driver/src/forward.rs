@@ -7,13 +7,11 @@
 //!
 //! Only the functions in the list exist. A program that calls others gets an error from its linker; add them here.
 
-use crate::{Code, NoDriver, SUCCESS, Text};
+use crate::{Code, ERROR_NOT_INITIALIZED, NoDriver, SUCCESS, Text};
 use std::ffi::c_void;
 use std::sync::Once;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// `CUDA_ERROR_NOT_INITIALIZED`.
-const ERROR_NOT_INITIALIZED: Code = 3;
 /// `CUDA_ERROR_NOT_SUPPORTED`.
 const ERROR_NOT_SUPPORTED: Code = 801;
 

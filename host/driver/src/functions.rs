@@ -21,6 +21,17 @@ macro_rules! functions {
         }
 
         impl Functions {
+            /// A table in which every function answers `CUDA_ERROR_NOT_INITIALIZED`: what a test starts from that
+            /// puts functions of its own in it.
+            pub const fn absent() -> Self {
+                Functions { $($field: {
+                    unsafe extern "C" fn absent($(_: $argument),*) -> Code {
+                        crate::ERROR_NOT_INITIALIZED
+                    }
+                    absent
+                },)* }
+            }
+
             /// Finds every function in `library`.
             ///
             /// # Safety
@@ -129,11 +140,7 @@ fn library() -> Result<&'static Library, NoDriver> {
 }
 
 /// The address of the driver's function `name`, which ends with a NUL.
-#[cfg(all(
-    feature = "forward",
-    target_os = "linux",
-    any(target_arch = "x86_64", target_arch = "aarch64")
-))]
+#[cfg(all(feature = "forward", target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub(crate) fn find(name: &str) -> Option<*mut c_void> {
     // SAFETY: the address is only taken here.
     let symbol = unsafe { library().ok()?.get::<*mut c_void>(name.as_bytes()) };

@@ -23,6 +23,8 @@ pub type DevicePtr = u64;
 pub const SUCCESS: Code = 0;
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 pub const ERROR_OUT_OF_MEMORY: Code = 2;
+/// `CUDA_ERROR_NOT_INITIALIZED`.
+pub const ERROR_NOT_INITIALIZED: Code = 3;
 /// `CUDA_ERROR_NO_DEVICE`.
 pub const ERROR_NO_DEVICE: Code = 100;
 /// `CUDA_ERROR_INVALID_CONTEXT`.
