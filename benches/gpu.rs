@@ -150,7 +150,7 @@ impl GpuTime {
         GpuTime { gpu }
     }
 
-    fn record(&self) -> Event {
+    fn record(&self) -> Recorded {
         let driver = self.gpu.driver;
         let mut event = std::ptr::null_mut();
         // SAFETY: a place for the event; the stream is alive.
@@ -159,20 +159,23 @@ impl GpuTime {
             let code = (driver.cuEventRecord)(event, self.gpu.stream);
             check(driver, "cuEventRecord", code).expect("the stream is alive");
         }
-        event
+        Recorded(event)
     }
 }
 
+/// An event that is in the stream already.
+pub struct Recorded(Event);
+
 impl Measurement for GpuTime {
-    type Intermediate = Event;
+    type Intermediate = Recorded;
     type Value = f64;
 
-    fn start(&self) -> Event {
+    fn start(&self) -> Recorded {
         self.record()
     }
 
-    fn end(&self, start: Event) -> f64 {
-        let (driver, end) = (self.gpu.driver, self.record());
+    fn end(&self, Recorded(start): Recorded) -> f64 {
+        let (driver, Recorded(end)) = (self.gpu.driver, self.record());
         let mut milliseconds = 0f32;
         // SAFETY: both events are recorded; they are destroyed once, after their last use.
         unsafe {
