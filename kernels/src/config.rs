@@ -103,10 +103,101 @@ impl Entry {
     }
 }
 
+/// Rows of the `mma.sync` kernel: type, head dim, mask, query rows and keys a block, slots of the ring that K and V
+/// share, threads, blocks that an SM is meant to hold.
+macro_rules! sm80_entries {
+    ($callback:ident) => {
+        $callback! {
+            sm80_bf16_d32_full: Bf16 32 Full 128 64 4 128 3;
+            sm80_bf16_d32_causal: Bf16 32 Causal 128 64 4 128 3;
+            sm80_bf16_d64_full: Bf16 64 Full 128 64 4 128 2;
+            sm80_bf16_d64_causal: Bf16 64 Causal 128 64 4 128 2;
+            sm80_bf16_d96_full: Bf16 96 Full 128 64 3 128 2;
+            sm80_bf16_d96_causal: Bf16 96 Causal 128 64 3 128 2;
+            sm80_bf16_d128_full: Bf16 128 Full 128 64 3 128 2;
+            sm80_bf16_d128_causal: Bf16 128 Causal 128 64 3 128 2;
+            sm80_bf16_d192_full: Bf16 192 Full 128 64 3 256 1;
+            sm80_bf16_d192_causal: Bf16 192 Causal 128 64 3 256 1;
+            sm80_bf16_d256_full: Bf16 256 Full 128 64 3 256 1;
+            sm80_bf16_d256_causal: Bf16 256 Causal 128 64 3 256 1;
+            sm80_f16_d32_full: F16 32 Full 128 64 4 128 3;
+            sm80_f16_d32_causal: F16 32 Causal 128 64 4 128 3;
+            sm80_f16_d64_full: F16 64 Full 128 64 4 128 2;
+            sm80_f16_d64_causal: F16 64 Causal 128 64 4 128 2;
+            sm80_f16_d96_full: F16 96 Full 128 64 3 128 2;
+            sm80_f16_d96_causal: F16 96 Causal 128 64 3 128 2;
+            sm80_f16_d128_full: F16 128 Full 128 64 3 128 2;
+            sm80_f16_d128_causal: F16 128 Causal 128 64 3 128 2;
+            sm80_f16_d192_full: F16 192 Full 128 64 3 256 1;
+            sm80_f16_d192_causal: F16 192 Causal 128 64 3 256 1;
+            sm80_f16_d256_full: F16 256 Full 128 64 3 256 1;
+            sm80_f16_d256_causal: F16 256 Causal 128 64 3 256 1;
+        }
+    };
+}
+#[cfg(any(feature = "sim", all(target_arch = "nvptx64", device_arch = "sm_80")))]
+pub(crate) use sm80_entries;
+
+/// Whether a warp of the `mma.sync` kernel keeps its rows of Q in registers: where they are few.
+pub(crate) const fn sm80_q_in_registers(head_dim: u32, block_m: u32, threads: u32) -> bool {
+    let rows_of_warp = block_m / (threads / 32);
+    rows_of_warp * head_dim <= 32 * 64 || rows_of_warp == 16
+}
+
+/// Dynamic shared memory of a block of the `mma.sync` kernel: the ring, which Q passes through on its way to registers,
+/// and Q's own tile where it stays.
+const fn sm80_shared_bytes(head_dim: u32, block_m: u32, block_n: u32, slots: u32, threads: u32) -> u32 {
+    let q_rows = if sm80_q_in_registers(head_dim, block_m, threads) { 0 } else { block_m };
+    (q_rows + slots * block_n) * head_dim * 2
+}
+
+macro_rules! list_sm80 {
+    ($($name:ident: $dtype:ident $d:literal $mask:ident $block_m:literal $block_n:literal $slots:literal $threads:literal $min_blocks:literal;)*) => {
+        /// Entries of the `mma.sync` kernel. They all fit the 99 KB of shared memory that every GPU since Ampere has.
+        pub const SM80: &[Entry] = &[$(Entry {
+            name: stringify!($name),
+            family: Family::Sm80,
+            dtype: DType::$dtype,
+            head_dim: $d,
+            mask: MaskKind::$mask,
+            block_m: $block_m,
+            block_n: $block_n,
+            stages: $slots,
+            threads: $threads,
+            shared_bytes: sm80_shared_bytes($d, $block_m, $block_n, $slots, $threads),
+        }),*];
+    };
+}
+sm80_entries!(list_sm80);
+
 /// The tables of all families.
-const FAMILIES: &[&[Entry]] = &[];
+const FAMILIES: &[&[Entry]] = &[SM80];
 
 /// All entries, family by family.
 pub fn entries() -> impl Iterator<Item = &'static Entry> {
     FAMILIES.iter().copied().flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_say_what_the_rows_hold() {
+        for entry in entries() {
+            let mask = match entry.mask {
+                MaskKind::Full => "full",
+                MaskKind::Causal => "causal",
+            };
+            let name = format!("{}_{}_d{}_{mask}", entry.family.name(), entry.dtype.name(), entry.head_dim);
+            assert_eq!(entry.name, name);
+        }
+    }
+
+    #[test]
+    fn mma_sync_tiles_fit_the_smallest_shared_memory() {
+        for entry in SM80 {
+            assert!(entry.shared_bytes <= 99 << 10, "{entry:?}");
+        }
+    }
 }

@@ -17,6 +17,10 @@ pub mod forward;
 #[cfg(all(not(target_arch = "nvptx64"), feature = "sim"))]
 pub mod simulate;
 #[cfg(any(target_arch = "nvptx64", feature = "sim"))]
+pub mod persistent;
+#[cfg(any(target_arch = "nvptx64", feature = "sim"))]
+pub mod streamed_softmax;
+#[cfg(any(target_arch = "nvptx64", feature = "sim"))]
 pub mod tile;
 
 #[cfg(target_arch = "nvptx64")]

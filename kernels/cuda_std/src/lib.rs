@@ -59,12 +59,16 @@ pub(crate) fn used(value: f32) -> f32 {
 pub mod atomic;
 pub mod barrier;
 pub mod cluster;
+pub mod cp_async;
 pub mod element;
 pub mod fence;
 pub mod global;
+pub mod ldmatrix;
 pub mod math;
 pub mod mbarrier;
 pub mod memory;
+pub mod mma;
+pub mod register;
 pub mod shared;
 #[cfg(all(not(target_arch = "nvptx64"), feature = "sim"))]
 pub mod sim;

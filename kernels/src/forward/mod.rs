@@ -1,1 +1,4 @@
 //! One file a kernel; each expands its family of the entry table.
+
+#[cfg(any(not(target_arch = "nvptx64"), device_arch = "sm_80"))]
+pub mod sm80;
