@@ -2,3 +2,4 @@
 //! they read is in the binary, so it runs on a machine without sources.
 
 mod gpu;
+mod simulator;

@@ -137,7 +137,7 @@ fn project_wide(files: &[File], findings: &mut Vec<String>) {
         .filter(|path| path.ends_with(".rs") && (!path.contains('/') || path.ends_with("/main.rs")))
         .filter(|path| path.matches('/').count() <= 1)
         .collect();
-    if programs.len() > 1 && !programs.contains(&"main.rs") {
+    if programs.len() > 1 {
         findings
             .push(format!("host/tests has several programs ({}): one, with modules", programs.join(", ")));
     }

@@ -1,6 +1,6 @@
 //! The edge shapes of the semantics: every family against the f64 reference, without findings.
 
-use crate::case::{Case, Layout};
+use super::case::{Case, Layout};
 use flash_attention::sim::Options;
 use flash_attention::{Causal, DType, Family};
 use flash_attention_kernels::config::{MaskKind, entries};

@@ -21,8 +21,8 @@ fi
 
 for tests in gpu-tests/*; do
     if [ -x "$tests" ]; then
-        check "$tests"
-        if [ -n "${SANITIZER:-}" ]; then check "$SANITIZER" --tool memcheck --error-exitcode 1 "$tests"; fi
+        check "$tests" gpu::
+        if [ -n "${SANITIZER:-}" ]; then check "$SANITIZER" --tool memcheck --error-exitcode 1 "$tests" gpu::; fi
     fi
 done
 
