@@ -150,3 +150,15 @@ fn what_no_gpu_kernel_does_names_the_way_out() {
     p.scale = -1.0;
     insta::assert_snapshot!(words(plan(&p, &H200)), @"scale is -1, but must be finite and greater than 0; leave it out for 1/sqrt(head_dim)");
 }
+
+#[test]
+fn every_shipped_kernel_is_some_problems_choice() {
+    for entry in flash_attention_kernels::config::entries() {
+        let mut p = problem(entry.dtype, entry.head_dim as usize);
+        if entry.mask == MaskKind::Causal {
+            p.causal = Causal::BottomRight;
+        }
+        let options = PlanOptions { kernel: Some(entry.family), ..PlanOptions::default() };
+        assert_eq!(Plan::new(&p, &H200, &options).unwrap().entry, *entry);
+    }
+}
