@@ -7,10 +7,8 @@ use crate::extras::Extras;
 use crate::launch::{self, Addresses, RawStream};
 use crate::plan::{Alignment, Family, Plan, PlanOptions};
 use crate::problem::{Causal, Problem, Strides, Window, default_scale};
-use crate::reference::all_rows;
 use crate::tensor::{Memory, MemoryMut, Shape, Tensor, TensorView, TensorViewMut, contiguous};
-use crate::{layout, plain};
-use ndarray::{ArrayView4, ShapeBuilder};
+use crate::{cpu, layout};
 
 impl From<bool> for Causal {
     /// `true` is [`Causal::BottomRight`].
@@ -319,41 +317,8 @@ impl<'a, T: Element> Attention<'a, T> {
             Some(MemoryMut::Host(lse)) => Some(lse),
             Some(MemoryMut::Gpu { .. }) => return Err(on_gpu("lse")),
         };
-        plain_on_cpu(problem, [q, k, v], &self.extras, o, lse)
+        cpu::forward(problem, q, k, v, &self.extras, o, lse)
     }
-}
-
-/// The plain run: all scores of a row at once.
-fn plain_on_cpu<T: Element>(
-    problem: &Problem,
-    [q, k, v]: [&[T]; 3],
-    extras: &Extras<'_>,
-    o: &mut [T],
-    lse: Option<&mut [f32]>,
-) -> Result<()> {
-    fn view<T>(values: &[T], shape: Shape, strides: Strides) -> ArrayView4<'_, T> {
-        let [batch, seqlen, heads, dim] = shape;
-        let shape = (batch, seqlen, heads, dim).strides((strides.batch, strides.seq, strides.head, 1));
-        ArrayView4::from_shape(shape, values).expect("views were checked against their memory")
-    }
-    let &Problem { batch, seqlen_q, seqlen_k, heads, kv_heads, head_dim, head_dim_v, .. } = problem;
-    let q = view(q, [batch, seqlen_q, heads, head_dim], problem.q);
-    let k = view(k, [batch, seqlen_k, kv_heads, head_dim], problem.k);
-    let v = view(v, [batch, seqlen_k, kv_heads, head_dim_v], problem.v);
-    extras.check(problem)?;
-    let rows = plain::forward(problem, q, k, v, extras, &all_rows(problem, extras))?;
-    for (at, row) in rows.index.iter().zip(rows.o.outer_iter()) {
-        let first = at.batch * problem.o.batch + at.row * problem.o.seq + at.head * problem.o.head;
-        for (o, &x) in o[first..].iter_mut().zip(row) {
-            *o = T::from_f32(x as f32);
-        }
-    }
-    if let (Some(lse), Some(values)) = (lse, &rows.lse) {
-        for (at, &value) in rows.index.iter().zip(values) {
-            lse[(at.batch * heads + at.head) * seqlen_q + at.row] = value as f32;
-        }
-    }
-    Ok(())
 }
 
 fn on_gpu(name: &'static str) -> Error {

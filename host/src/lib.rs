@@ -43,6 +43,7 @@
 
 pub mod attention;
 pub mod check;
+pub mod cpu;
 mod counters;
 #[cfg(feature = "cust")]
 pub mod cuda;
