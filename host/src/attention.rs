@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::extras::Extras;
 use crate::launch::{self, Addresses, RawStream};
 use crate::plan::{Alignment, Family, Plan, PlanOptions};
-use crate::problem::{Causal, Problem, Strides, Window, default_scale};
+use crate::problem::{Causal, Problem, Window, default_scale};
 use crate::tensor::{Memory, MemoryMut, Shape, Tensor, TensorView, TensorViewMut, contiguous};
 use crate::{cpu, layout};
 

@@ -43,8 +43,8 @@
 
 pub mod attention;
 pub mod check;
-pub mod cpu;
 mod counters;
+pub mod cpu;
 #[cfg(feature = "cust")]
 pub mod cuda;
 pub mod device;
