@@ -1,37 +1,33 @@
 //! Tensors in and out by DLPack, the exchange format of PyTorch, JAX, CuPy and others.
 //!
-//! [`Tensor`] owns a tensor that somebody else exported and tells what [`Layout`] it has; [`export`] and
-//! [`export_versioned`] hand a tensor of ours to somebody else. Nothing is copied. Who takes an exported tensor calls
-//! its deleter exactly once; [`Tensor`] does so when it is dropped.
+//! [`Imported`] owns a tensor that somebody else exported and gives views of it; [`export`] and [`export_versioned`]
+//! hand a tensor of ours to somebody else. Nothing is copied. Who takes an exported tensor calls its deleter exactly
+//! once; [`Imported`] does so when it is dropped.
 //!
 //! The structures are those of DLPack 1.x (`dlpack.h`), both the unversioned one ("dltensor" capsules) and the
 //! versioned one ("dltensor_versioned").
 //!
 //! ```
-//! use flash_attention::dlpack::{self, Device, Layout};
-//! use flash_attention::{DType, Strides};
+//! use flash_attention::dlpack::{self, Imported, Layout};
+//! use flash_attention::{Device, Tensor};
 //!
-//! let rows: Vec<f32> = (0..2 * 3 * 1 * 4).map(|x| x as f32).collect();
-//! let layout = Layout {
-//!     address: rows.as_ptr() as u64,
-//!     device: Device::Cpu,
-//!     dtype: DType::F32,
-//!     shape: [2, 3, 1, 4],
-//!     strides: Strides::bshd(3, 1, 4),
-//! };
-//! // The exported tensor owns `rows`; whoever imports it frees them.
-//! let managed = dlpack::export(&layout, rows);
-//! // SAFETY: made above, and taken once.
-//! let tensor = unsafe { dlpack::Tensor::from_raw(managed) }?;
-//! assert_eq!(tensor.layout(), &layout);
+//! let ours = Tensor::from_slice(Device::Cpu, &[1.0f32, 2.0, 3.0, 4.0], [1, 2, 1, 2])?;
+//! // Now the exported structure owns the tensor; whoever imports it frees it.
+//! let managed = dlpack::export(&Layout::from(&ours), ours);
+//! // SAFETY: made above, taken once, and dropped after its last use.
+//! let imported = unsafe { Imported::from_raw(managed) }?;
+//! assert_eq!(imported.view::<f32>()?.shape(), [1, 2, 1, 2]);
 //! # Ok::<(), flash_attention::Error>(())
 //! ```
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
 
+use crate::device::Device;
+use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::problem::{DType, Strides};
+use crate::tensor::{self, Memory, MemoryMut, TensorView, TensorViewMut};
 
 /// The version that [`export_versioned`] writes.
 pub const VERSION: Version = Version { major: 1, minor: 0 };
@@ -118,21 +114,12 @@ pub struct ManagedTensorVersioned {
     pub tensor: RawTensor,
 }
 
-/// Memory that a tensor lives in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Device {
-    /// Host memory, page-locked or not.
-    Cpu,
-    /// Memory of the CUDA device of this ordinal, managed memory too.
-    Cuda(usize),
-}
-
 /// Where a tensor is and how it lies there: `(batch, sequence, head, dim)`, the last dimension contiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Address of the first element.
     pub address: u64,
-    /// Memory that the address belongs to.
+    /// Memory that the address belongs to; page-locked memory is the CPU's, managed memory the GPU's.
     pub device: Device,
     /// Element type.
     pub dtype: DType,
@@ -142,9 +129,43 @@ pub struct Layout {
     pub strides: Strides,
 }
 
+impl Layout {
+    /// Elements from the first to behind the last.
+    fn extent(&self) -> usize {
+        if self.shape.contains(&0) {
+            return 0;
+        }
+        let Strides { batch, seq, head } = self.strides;
+        let last =
+            self.shape.iter().zip([batch, seq, head, 1]).map(|(n, stride)| (n - 1).saturating_mul(stride));
+        last.fold(1, usize::saturating_add)
+    }
+
+    fn check_dtype<T: Element>(&self) -> Result<()> {
+        if self.dtype == T::DTYPE {
+            return Ok(());
+        }
+        let limit = format!("the view is of {}", T::DTYPE.name());
+        Err(Error::invalid("dtype", self.dtype.name(), limit, "ask for the tensor's own type"))
+    }
+}
+
+impl<T: Element> From<&tensor::Tensor<T>> for Layout {
+    fn from(tensor: &tensor::Tensor<T>) -> Self {
+        let view = tensor.view();
+        Layout {
+            address: view.address(),
+            device: tensor.device(),
+            dtype: T::DTYPE,
+            shape: view.shape,
+            strides: view.strides,
+        }
+    }
+}
+
 /// A tensor that another library exported; its deleter runs when this is dropped.
 #[derive(Debug)]
-pub struct Tensor {
+pub struct Imported {
     layout: Layout,
     read_only: bool,
     managed: Managed,
@@ -157,11 +178,11 @@ enum Managed {
 }
 
 // SAFETY: the structure is only read; DLPack asks exporters for deleters that any thread may call.
-unsafe impl Send for Tensor {}
+unsafe impl Send for Imported {}
 // SAFETY: shared access reads our own copy of the layout.
-unsafe impl Sync for Tensor {}
+unsafe impl Sync for Imported {}
 
-impl Tensor {
+impl Imported {
     /// Takes over an unversioned tensor of 4 dimensions `(batch, sequence, head, dim)`, or of 3 as one sequence.
     ///
     /// # Errors
@@ -170,20 +191,22 @@ impl Tensor {
     ///
     /// # Safety
     /// `managed` is a valid tensor that nobody else has taken. Its memory stays as it is described until the deleter
-    /// has run.
+    /// has run, and nobody else writes it meanwhile (or reads it, where it is an output). The exporter's work on it is
+    /// done or lies in the stream before ours; it is dropped only when every stream that it was given to has run the
+    /// work.
     pub unsafe fn from_raw(managed: NonNull<ManagedTensor>) -> Result<Self> {
         // SAFETY: the caller's promise.
         let layout = unsafe { read(&managed.as_ref().tensor)? };
-        Ok(Tensor { layout, read_only: false, managed: Managed::Plain(managed) })
+        Ok(Imported { layout, read_only: false, managed: Managed::Plain(managed) })
     }
 
-    /// Takes over a versioned tensor; as [`Tensor::from_raw`].
+    /// Takes over a versioned tensor; as [`Imported::from_raw`].
     ///
     /// # Errors
-    /// As for [`Tensor::from_raw`], and where the major version is not 1.
+    /// As for [`Imported::from_raw`], and where the major version is not 1.
     ///
     /// # Safety
-    /// As for [`Tensor::from_raw`].
+    /// As for [`Imported::from_raw`].
     pub unsafe fn from_raw_versioned(managed: NonNull<ManagedTensorVersioned>) -> Result<Self> {
         // SAFETY: the caller's promise; the version is the first field in every version.
         let version = unsafe { (&raw const (*managed.as_ptr()).version).read() };
@@ -198,12 +221,56 @@ impl Tensor {
         }
         // SAFETY: the caller's promise, and the layout is the one that we know.
         let (layout, flags) = unsafe { (read(&managed.as_ref().tensor)?, managed.as_ref().flags) };
-        Ok(Tensor { layout, read_only: flags & FLAG_READ_ONLY != 0, managed: Managed::Versioned(managed) })
+        Ok(Imported { layout, read_only: flags & FLAG_READ_ONLY != 0, managed: Managed::Versioned(managed) })
     }
 
     /// Where the tensor is and how it lies there.
     pub fn layout(&self) -> &Layout {
         &self.layout
+    }
+
+    /// The tensor, to be read.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] where its elements are not of the type `T`.
+    pub fn view<T: Element>(&self) -> Result<TensorView<'_, T>> {
+        self.layout.check_dtype::<T>()?;
+        let Layout { address, device, shape, strides, .. } = self.layout;
+        let memory = match (device, self.layout.extent()) {
+            (Device::Cpu, 0) => Memory::Host(&[]),
+            // SAFETY: what `from_raw` was promised: that many elements are there for as long as `self` is.
+            (Device::Cpu, len) => {
+                Memory::Host(unsafe { std::slice::from_raw_parts(address as *const T, len) })
+            }
+            (device, len) => Memory::Gpu { address, len: Some(len), device: Some(device) },
+        };
+        Ok(TensorView { memory, shape, strides })
+    }
+
+    /// The tensor, to be written.
+    ///
+    /// # Errors
+    /// As [`Imported::view`], and where the exporter forbids writing.
+    pub fn view_mut<T: Element>(&mut self) -> Result<TensorViewMut<'_, T>> {
+        self.layout.check_dtype::<T>()?;
+        if self.read_only {
+            return Err(Error::invalid(
+                "output",
+                "read-only",
+                "must be writable",
+                "export a copy of the tensor",
+            ));
+        }
+        let Layout { address, device, shape, strides, .. } = self.layout;
+        let memory = match (device, self.layout.extent()) {
+            (Device::Cpu, 0) => MemoryMut::Host(&mut []),
+            // SAFETY: what `from_raw` was promised, nobody else uses it, and `self` is borrowed as long.
+            (Device::Cpu, len) => {
+                MemoryMut::Host(unsafe { std::slice::from_raw_parts_mut(address as *mut T, len) })
+            }
+            (device, len) => MemoryMut::Gpu { address, len: Some(len), device: Some(device) },
+        };
+        Ok(TensorViewMut { memory, shape, strides })
     }
 
     /// Whether the exporter forbids writing: such a tensor cannot be an output.
@@ -212,7 +279,7 @@ impl Tensor {
     }
 }
 
-impl Drop for Tensor {
+impl Drop for Imported {
     fn drop(&mut self) {
         // SAFETY: we own the tensor, and this is the only place that frees it.
         unsafe {

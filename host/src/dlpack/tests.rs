@@ -53,7 +53,7 @@ impl Foreign {
 
     fn import(&mut self) -> Result<Layout> {
         // SAFETY: the arrays are ours and long enough; there is no deleter.
-        unsafe { Tensor::from_raw(NonNull::from(&mut self.managed)) }.map(|tensor| *tensor.layout())
+        unsafe { Imported::from_raw(NonNull::from(&mut self.managed)) }.map(|tensor| *tensor.layout())
     }
 
     fn error(&mut self) -> String {
@@ -80,7 +80,7 @@ fn out_and_in_again_frees_the_owner_once() {
     let (owned, layout) = owner(&drops);
     let elements = owned.elements.clone();
     // SAFETY: just exported, taken once.
-    let tensor = unsafe { Tensor::from_raw(export(&layout, owned)) }.unwrap();
+    let tensor = unsafe { Imported::from_raw(export(&layout, owned)) }.unwrap();
     assert_eq!((tensor.layout(), tensor.is_read_only()), (&layout, false));
     // SAFETY: the exported owner keeps the elements alive.
     let seen = unsafe { std::slice::from_raw_parts(tensor.layout().address as *const f32, elements.len()) };
@@ -96,7 +96,7 @@ fn versioned_out_and_in_again() {
     let (owned, layout) = owner(&drops);
     let layout = Layout { device: Device::Cuda(3), dtype: DType::Bf16, ..layout };
     // SAFETY: just exported, taken once.
-    let tensor = unsafe { Tensor::from_raw_versioned(export_versioned(&layout, true, owned)) }.unwrap();
+    let tensor = unsafe { Imported::from_raw_versioned(export_versioned(&layout, true, owned)) }.unwrap();
     assert_eq!((tensor.layout(), tensor.is_read_only()), (&layout, true));
     drop(tensor);
     assert_eq!(drops.load(Ordering::Relaxed), 1);
@@ -110,7 +110,7 @@ fn a_refused_tensor_stays_the_callers() {
     // SAFETY: exported above; nobody has taken it, and the deleter runs once, below.
     unsafe {
         (*managed.as_ptr()).version = Version { major: 2, minor: 1 };
-        let error = Tensor::from_raw_versioned(managed).unwrap_err().to_string();
+        let error = Imported::from_raw_versioned(managed).unwrap_err().to_string();
         assert_eq!(error, "dlpack version is 2.1, but must be 1.x; export with max_version=(1, 0)");
         assert_eq!(drops.load(Ordering::Relaxed), 0);
         (*managed.as_ptr()).deleter.unwrap()(managed.as_ptr());
@@ -178,4 +178,45 @@ fn what_attention_cannot_use_is_named() {
     let mut empty = Foreign::new(&[0, 5, 3, 8], None);
     empty.managed.tensor.data = std::ptr::null_mut();
     assert_eq!(empty.import().unwrap().address, 0, "an empty tensor has no address");
+}
+
+#[test]
+fn views_reach_as_far_as_the_strides() {
+    let mut elements: Vec<f32> = (0..48).map(|x| x as f32).collect();
+    let mut foreign = Foreign::new(&[2, 3, 2, 2], Some(&[24, 8, 4, 1]));
+    foreign.managed.tensor.data = elements.as_mut_ptr().cast();
+    // SAFETY: the elements outlive the import, and reach as far as the strides do; there is no deleter.
+    let mut tensor = unsafe { Imported::from_raw(NonNull::from(&mut foreign.managed)) }.unwrap();
+    let view = tensor.view::<f32>().unwrap();
+    assert_eq!((view.shape(), view.device()), ([2, 3, 2, 2], Some(Device::Cpu)));
+    let Memory::Host(seen) = view.memory else { panic!("the CPU's memory") };
+    assert_eq!(seen, &elements[..24 + 2 * 8 + 4 + 2]);
+    assert_eq!(tensor.view_mut::<f32>().unwrap().shape(), [2, 3, 2, 2]);
+    let error = tensor.view::<half::f16>().err().unwrap().to_string();
+    assert_eq!(error, "dtype is f32, but the view is of f16; ask for the tensor's own type");
+}
+
+#[test]
+fn a_read_only_tensor_is_no_output() {
+    let drops = Arc::new(AtomicUsize::new(0));
+    let (owned, layout) = owner(&drops);
+    // SAFETY: just exported, taken once.
+    let mut tensor = unsafe { Imported::from_raw_versioned(export_versioned(&layout, true, owned)) }.unwrap();
+    assert!(tensor.view::<f32>().is_ok());
+    let error = tensor.view_mut::<f32>().err().unwrap().to_string();
+    assert_eq!(error, "output is read-only, but must be writable; export a copy of the tensor");
+}
+
+#[test]
+fn a_tensor_of_ours_goes_out_and_comes_back() {
+    let ours = tensor::Tensor::from_slice(Device::Cpu, &[1.0f32, 2.0, 3.0, 4.0], [1, 2, 1, 2]).unwrap();
+    let layout = Layout::from(&ours);
+    assert_eq!(
+        (layout.dtype, layout.shape, layout.strides),
+        (DType::F32, [1, 2, 1, 2], Strides::bshd(2, 1, 2))
+    );
+    // SAFETY: just exported, taken once.
+    let back = unsafe { Imported::from_raw(export(&layout, ours)) }.unwrap();
+    let Memory::Host(seen) = back.view::<f32>().unwrap().memory else { panic!("the CPU's memory") };
+    assert_eq!(seen, [1.0, 2.0, 3.0, 4.0]);
 }
