@@ -1,7 +1,7 @@
 //! The CPU device: the whole contract of docs/semantics.md, tile by tile, in memory that grows with the sequence only.
 //!
-//! A [`tile`] is some query rows of one key head. It runs the online softmax over blocks of keys with whatever vectors
-//! the CPU has ([`dispatch`]); rayon spreads the tiles over the threads. Arithmetic is f32 whatever the element type.
+//! A tile is some query rows of one key head. It runs the online softmax over blocks of keys with whatever vectors
+//! the CPU has; rayon spreads the tiles over the threads. Arithmetic is f32 whatever the element type.
 //! A row's result depends on that row's inputs only: not on the batch, on other rows or on the number of threads.
 
 mod bounds;

@@ -68,7 +68,8 @@ pub struct ForwardArgs {
     pub window_right: i32,
     /// Cap `c` on the scores, `c * tanh(s / c)`; 0 for none.
     pub softcap: f32,
-    /// "tiled", "sm80", "sm90" or "standard"; NULL for the plan's choice.
+    /// "tiled", "sm80", "sm90" or "standard"; NULL for the plan's choice, or that of the environment variable
+    /// `FLASH_ATTENTION_KERNEL`.
     pub kernel: *const c_char,
 }
 

@@ -134,9 +134,13 @@ impl Functions {
 fn library() -> Result<&'static Library, NoDriver> {
     static LIBRARY: OnceLock<Result<Library, NoDriver>> = OnceLock::new();
     // SAFETY: libcuda has no constructors that ask anything of us.
-    let open =
-        || unsafe { Library::new("libcuda.so.1") }.map_err(|error| NoDriver::NotFound(error.to_string()));
+    let open = || unsafe { Library::new("libcuda.so.1") }.map_err(|error| NoDriver::NotFound(words(&error)));
     LIBRARY.get_or_init(open).as_ref().map_err(Clone::clone)
+}
+
+/// What the loader itself says: which file, and why not.
+fn words(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 /// The address of the driver's function `name`, which ends with a NUL.
