@@ -21,7 +21,11 @@ def available():
     try:
         from fa3_fwd_interface import flash_attn_func
 
-        found["fa3"] = lambda q, k, v, causal: flash_attn_func(q, k, v, causal=causal)
+        def fa3(q, k, v, causal):
+            result = flash_attn_func(q, k, v, causal=causal)
+            return result[0] if isinstance(result, tuple) else result  # some versions return the log-sum-exp too
+
+        found["fa3"] = fa3
     except Exception as missing:
         print("note: FlashAttention-3 is not here:", repr(missing)[:100])
     return found

@@ -1,5 +1,7 @@
 //! The one error of the library.
 
+use flash_attention_driver::{Code, Functions, NoDriver};
+
 /// Result of this library's calls.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -57,5 +59,41 @@ impl Error {
     /// Shorthand for [`Error::Unavailable`].
     pub(crate) fn unavailable(what: impl Into<String>, remedy: impl Into<String>) -> Self {
         Error::Unavailable { what: what.into(), remedy: remedy.into() }
+    }
+
+    /// What the driver said about `call`, with what usually helps.
+    pub(crate) fn driver(driver: &Functions, call: &'static str, code: Code) -> Self {
+        let hint = match code {
+            flash_attention_driver::ERROR_OUT_OF_MEMORY => "free device memory or use smaller tensors",
+            flash_attention_driver::ERROR_INVALID_CONTEXT => "make a context of this process current",
+            flash_attention_driver::ERROR_NO_BINARY_FOR_GPU => "update the NVIDIA driver",
+            flash_attention_driver::ERROR_ILLEGAL_ADDRESS => {
+                "an earlier kernel of this context read or wrote memory it does not own; check pointers, \
+                 shapes and strides, or run under compute-sanitizer"
+            }
+            _ => "the driver's documentation of the call lists its causes",
+        };
+        Error::Driver {
+            call,
+            code,
+            name: driver.error_name(code),
+            text: driver.error_text(code),
+            hint: hint.to_owned(),
+        }
+    }
+
+    /// Why there are no driver functions to call.
+    pub(crate) fn no_driver(why: NoDriver) -> Self {
+        Error::unavailable(why.to_string(), "use the CPU device")
+    }
+
+    /// Puts the log of the driver's compiler into the description.
+    pub(crate) fn with_log(mut self, log: &str) -> Self {
+        if let Error::Driver { text, .. } = &mut self
+            && !log.trim().is_empty()
+        {
+            *text = format!("{text}: {}", log.trim());
+        }
+        self
     }
 }

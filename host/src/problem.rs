@@ -181,7 +181,7 @@ impl Problem {
                 return Err(Error::invalid(name, h, "must be at least 1", "check the tensor's shape"));
             }
         }
-        if self.heads % self.kv_heads != 0 {
+        if !self.heads.is_multiple_of(self.kv_heads) {
             return Err(Error::invalid(
                 "heads",
                 self.heads,

@@ -91,6 +91,8 @@ pub struct Entry {
     pub threads: u32,
     /// Dynamic shared memory of a block, in bytes.
     pub shared_bytes: u32,
+    /// Shortest key sequence that the kernel is meant for; of several that fit, the one with the longest is taken.
+    pub min_seqlen: u32,
 }
 
 impl Entry {
@@ -103,42 +105,172 @@ impl Entry {
     }
 }
 
+/// Rows of the `mma.sync` kernel: type, head dim, mask, query rows and keys a block, slots of the ring that K and V
+/// share, threads, blocks that an SM is meant to hold.
+macro_rules! sm80_entries {
+    ($callback:ident) => {
+        $callback! {
+            sm80_bf16_d32_full: Bf16 32 Full 128 64 4 128 3;
+            sm80_bf16_d32_causal: Bf16 32 Causal 128 64 4 128 3;
+            sm80_bf16_d64_full: Bf16 64 Full 128 64 4 128 2;
+            sm80_bf16_d64_causal: Bf16 64 Causal 128 64 4 128 2;
+            sm80_bf16_d96_full: Bf16 96 Full 128 64 3 128 2;
+            sm80_bf16_d96_causal: Bf16 96 Causal 128 64 3 128 2;
+            sm80_bf16_d128_full: Bf16 128 Full 128 64 3 128 2;
+            sm80_bf16_d128_causal: Bf16 128 Causal 128 64 3 128 2;
+            sm80_bf16_d192_full: Bf16 192 Full 128 64 3 256 1;
+            sm80_bf16_d192_causal: Bf16 192 Causal 128 64 3 256 1;
+            sm80_bf16_d256_full: Bf16 256 Full 128 64 3 256 1;
+            sm80_bf16_d256_causal: Bf16 256 Causal 128 64 3 256 1;
+            sm80_f16_d32_full: F16 32 Full 128 64 4 128 3;
+            sm80_f16_d32_causal: F16 32 Causal 128 64 4 128 3;
+            sm80_f16_d64_full: F16 64 Full 128 64 4 128 2;
+            sm80_f16_d64_causal: F16 64 Causal 128 64 4 128 2;
+            sm80_f16_d96_full: F16 96 Full 128 64 3 128 2;
+            sm80_f16_d96_causal: F16 96 Causal 128 64 3 128 2;
+            sm80_f16_d128_full: F16 128 Full 128 64 3 128 2;
+            sm80_f16_d128_causal: F16 128 Causal 128 64 3 128 2;
+            sm80_f16_d192_full: F16 192 Full 128 64 3 256 1;
+            sm80_f16_d192_causal: F16 192 Causal 128 64 3 256 1;
+            sm80_f16_d256_full: F16 256 Full 128 64 3 256 1;
+            sm80_f16_d256_causal: F16 256 Causal 128 64 3 256 1;
+        }
+    };
+}
+#[cfg(any(feature = "sim", all(target_arch = "nvptx64", device_arch = "sm_80")))]
+pub(crate) use sm80_entries;
+
+/// Whether a warp of the `mma.sync` kernel keeps its rows of Q in registers: where they are few.
+pub(crate) const fn sm80_q_in_registers(head_dim: u32, block_m: u32, threads: u32) -> bool {
+    let rows_of_warp = block_m / (threads / 32);
+    rows_of_warp * head_dim <= 32 * 64 || rows_of_warp == 16
+}
+
+/// Dynamic shared memory of a block of the `mma.sync` kernel: the ring, which Q passes through on its way to registers,
+/// and Q's own tile where it stays.
+const fn sm80_shared_bytes(head_dim: u32, block_m: u32, block_n: u32, slots: u32, threads: u32) -> u32 {
+    let q_rows = if sm80_q_in_registers(head_dim, block_m, threads) { 0 } else { block_m };
+    (q_rows + slots * block_n) * head_dim * 2
+}
+
+macro_rules! list_sm80 {
+    ($($name:ident: $dtype:ident $d:literal $mask:ident $block_m:literal $block_n:literal $slots:literal $threads:literal $min_blocks:literal;)*) => {
+        /// Entries of the `mma.sync` kernel. They all fit the 99 KB of shared memory that every GPU since Ampere has.
+        pub const SM80: &[Entry] = &[$(Entry {
+            name: stringify!($name),
+            family: Family::Sm80,
+            dtype: DType::$dtype,
+            head_dim: $d,
+            mask: MaskKind::$mask,
+            block_m: $block_m,
+            block_n: $block_n,
+            stages: $slots,
+            threads: $threads,
+            shared_bytes: sm80_shared_bytes($d, $block_m, $block_n, $slots, $threads),
+            min_seqlen: 0,
+        }),*];
+    };
+}
+sm80_entries!(list_sm80);
+
+/// Rows of the Hopper kernel: type, head dim, mask, keys a block, consumer warpgroups of 64 query rows, stages of the
+/// K and V rings, stages of Q, registers of Q a thread (0: Q stays in shared memory), threads, shortest key sequence.
+///
+/// Short sequences want another shape than long ones: smaller tiles or a second place for Q, so that the end of one tile
+/// and the start of the next overlap; long ones want few bytes moved for each product. docs/sm90.md has the measurements.
+macro_rules! sm90_entries {
+    ($callback:ident) => {
+        $callback! {
+            sm90_bf16_d64_full_short: Bf16 64 Full 64 4 2 2 0 640 0;
+            sm90_bf16_d64_full: Bf16 64 Full 128 3 2 2 0 512 2048;
+            sm90_bf16_d64_causal_short: Bf16 64 Causal 128 2 3 1 16 384 0;
+            sm90_bf16_d64_causal: Bf16 64 Causal 128 3 2 2 0 512 6144;
+            sm90_bf16_d96_full: Bf16 96 Full 128 2 2 1 24 384 0;
+            sm90_bf16_d96_causal: Bf16 96 Causal 128 2 2 1 24 384 0;
+            sm90_bf16_d128_full_short: Bf16 128 Full 128 2 2 2 0 384 0;
+            sm90_bf16_d128_full: Bf16 128 Full 128 2 2 1 32 384 768;
+            sm90_bf16_d128_causal_short: Bf16 128 Causal 128 2 2 2 0 384 0;
+            sm90_bf16_d128_causal: Bf16 128 Causal 128 2 2 1 32 384 1536;
+            sm90_bf16_d192_full: Bf16 192 Full 96 2 2 1 0 384 0;
+            sm90_bf16_d192_causal: Bf16 192 Causal 96 2 2 1 0 384 0;
+            sm90_bf16_d256_full: Bf16 256 Full 64 2 2 1 0 384 0;
+            sm90_bf16_d256_causal: Bf16 256 Causal 64 2 2 1 0 384 0;
+            sm90_f16_d64_full_short: F16 64 Full 64 4 2 2 0 640 0;
+            sm90_f16_d64_full: F16 64 Full 128 3 2 2 0 512 2048;
+            sm90_f16_d64_causal_short: F16 64 Causal 128 2 3 1 16 384 0;
+            sm90_f16_d64_causal: F16 64 Causal 128 3 2 2 0 512 6144;
+            sm90_f16_d96_full: F16 96 Full 128 2 2 1 24 384 0;
+            sm90_f16_d96_causal: F16 96 Causal 128 2 2 1 24 384 0;
+            sm90_f16_d128_full_short: F16 128 Full 128 2 2 2 0 384 0;
+            sm90_f16_d128_full: F16 128 Full 128 2 2 1 32 384 768;
+            sm90_f16_d128_causal_short: F16 128 Causal 128 2 2 2 0 384 0;
+            sm90_f16_d128_causal: F16 128 Causal 128 2 2 1 32 384 1536;
+            sm90_f16_d192_full: F16 192 Full 96 2 2 1 0 384 0;
+            sm90_f16_d192_causal: F16 192 Causal 96 2 2 1 0 384 0;
+            sm90_f16_d256_full: F16 256 Full 64 2 2 1 0 384 0;
+            sm90_f16_d256_causal: F16 256 Causal 64 2 2 1 0 384 0;
+        }
+    };
+}
+#[cfg(any(feature = "sim", all(target_arch = "nvptx64", device_arch = "sm_90a")))]
+pub(crate) use sm90_entries;
+
+/// Dynamic shared memory of a block of the Hopper kernel: the tiles of Q, the rings of K and V in slabs of 64 columns,
+/// a pair of barriers for each of their places and for the two tile numbers ahead, and those numbers.
+const fn sm90_shared_bytes(head_dim: u32, block_n: u32, consumers: u32, stages: u32, q_stages: u32) -> u32 {
+    let row_bytes = head_dim.div_ceil(64) * 128;
+    let tiles = (64 * consumers * q_stages + 2 * stages * block_n) * row_bytes;
+    tiles + 16 * (q_stages + 2 * stages + 2) + 16
+}
+
+macro_rules! list_sm90 {
+    ($($name:ident: $dtype:ident $d:literal $mask:ident $block_n:literal $consumers:literal $stages:literal $q_stages:literal $q:literal $threads:literal $from:literal;)*) => {
+        /// Entries of the Hopper kernel.
+        pub const SM90: &[Entry] = &[$(Entry {
+            name: stringify!($name),
+            family: Family::Sm90,
+            dtype: DType::$dtype,
+            head_dim: $d,
+            mask: MaskKind::$mask,
+            block_m: 64 * $consumers,
+            block_n: $block_n,
+            stages: $stages,
+            threads: $threads,
+            shared_bytes: sm90_shared_bytes($d, $block_n, $consumers, $stages, $q_stages),
+            min_seqlen: $from,
+        }),*];
+    };
+}
+sm90_entries!(list_sm90);
+
 /// The tables of all families.
-const FAMILIES: &[&[Entry]] = &[];
+const FAMILIES: &[&[Entry]] = &[SM80, SM90];
 
 /// All entries, family by family.
 pub fn entries() -> impl Iterator<Item = &'static Entry> {
     FAMILIES.iter().copied().flatten()
 }
 
-/// Rows of the Hopper kernel: type, head dim, mask, keys a block, consumer warpgroups, stages of the K and V rings,
-/// stages of Q, threads.
-macro_rules! sm90_entries {
-    ($callback:ident) => {
-        $callback! {
-            sm90_bf16_d128_full_c2n128s2q1r32: Bf16 128 Full 128 2 2 1 32 384;
-            sm90_bf16_d128_causal_c2n128s2q1r32: Bf16 128 Causal 128 2 2 1 32 384;
-            sm90_bf16_d128_full_c2n128s3q1r32: Bf16 128 Full 128 2 3 1 32 384;
-            sm90_bf16_d128_causal_c2n128s3q1r32: Bf16 128 Causal 128 2 3 1 32 384;
-            sm90_bf16_d128_full_c2n128s2q2r0: Bf16 128 Full 128 2 2 2 0 384;
-            sm90_bf16_d128_causal_c2n128s2q2r0: Bf16 128 Causal 128 2 2 2 0 384;
-            sm90_bf16_d64_full_c3n128s2q2r0: Bf16 64 Full 128 3 2 2 0 512;
-            sm90_bf16_d64_causal_c3n128s2q2r0: Bf16 64 Causal 128 3 2 2 0 512;
-            sm90_bf16_d64_full_c3n112s2q1r16: Bf16 64 Full 112 3 2 1 16 512;
-            sm90_bf16_d64_causal_c3n112s2q1r16: Bf16 64 Causal 112 3 2 1 16 512;
-            sm90_bf16_d64_full_c3n96s2q1r16: Bf16 64 Full 96 3 2 1 16 512;
-            sm90_bf16_d64_causal_c3n96s2q1r16: Bf16 64 Causal 96 3 2 1 16 512;
-            sm90_bf16_d64_full_c4n64s2q2r0: Bf16 64 Full 64 4 2 2 0 640;
-            sm90_bf16_d64_causal_c4n64s2q2r0: Bf16 64 Causal 64 4 2 2 0 640;
-            sm90_bf16_d64_full_c2n128s2q1r16: Bf16 64 Full 128 2 2 1 16 384;
-            sm90_bf16_d64_causal_c2n128s2q1r16: Bf16 64 Causal 128 2 2 1 16 384;
-            sm90_bf16_d64_full_c2n128s3q1r16: Bf16 64 Full 128 2 3 1 16 384;
-            sm90_bf16_d64_causal_c2n128s3q1r16: Bf16 64 Causal 128 2 3 1 16 384;
-            sm90_bf16_d256_full_c2n80s2q1r0: Bf16 256 Full 80 2 2 1 0 384;
-            sm90_bf16_d256_causal_c2n80s2q1r0: Bf16 256 Causal 80 2 2 1 0 384;
-            sm90_bf16_d256_full_c2n64s2q1r0: Bf16 256 Full 64 2 2 1 0 384;
-            sm90_bf16_d256_causal_c2n64s2q1r0: Bf16 256 Causal 64 2 2 1 0 384;
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_say_what_the_rows_hold() {
+        for entry in entries() {
+            let mask = match entry.mask {
+                MaskKind::Full => "full",
+                MaskKind::Causal => "causal",
+            };
+            let name = format!("{}_{}_d{}_{mask}", entry.family.name(), entry.dtype.name(), entry.head_dim);
+            assert_eq!(entry.name.trim_end_matches("_short"), name);
         }
-    };
+    }
+
+    #[test]
+    fn mma_sync_tiles_fit_the_smallest_shared_memory() {
+        for entry in SM80 {
+            assert!(entry.shared_bytes <= 99 << 10, "{entry:?}");
+        }
+    }
 }
-pub(crate) use sm90_entries;

@@ -71,20 +71,17 @@ impl OnlineSoftmax {
     pub fn look_at<const S: usize>(&mut self, s_frag: &mut [f32; S]) -> Rescale {
         let mut block_max = [s_frag[0], s_frag[2]];
         for i in 0..S {
-            block_max[i / 2 % 2] = math::max_nan(block_max[i / 2 % 2], s_frag[i]);
+            block_max[i / 2 % 2] = math::max(block_max[i / 2 % 2], s_frag[i]);
         }
         let (mut factors, mut grown, mut subtract_first) = ([1.0; 2], false, false);
         for row in 0..2 {
             let block_max = quad_max(block_max[row]);
-            // False for a row that has seen no key, and for one that has seen NaN.
+            // False for a row that has seen no key: -inf - -inf is NaN. A NaN score is not seen here, but in the sum.
             if (block_max - self.max[row]) * self.scale_log2 > RESCALE_THRESHOLD {
                 factors[row] = math::exp2((self.max[row] - block_max) * self.scale_log2);
                 self.max[row] = block_max;
                 self.sum[row] *= factors[row];
                 grown = true;
-            }
-            if block_max.is_nan() {
-                self.sum[row] = block_max;
             }
             self.shift[row] = self.finite_max(row) * self.scale_log2;
             subtract_first |= self.shift[row].abs() > FOLD_LIMIT;

@@ -20,6 +20,10 @@ pub mod fragment_softmax;
 pub mod persistent;
 #[cfg(any(target_arch = "nvptx64", feature = "sim"))]
 pub mod pipeline;
+#[cfg(all(not(target_arch = "nvptx64"), feature = "sim"))]
+pub mod simulate;
+#[cfg(any(target_arch = "nvptx64", feature = "sim"))]
+pub mod streamed_softmax;
 #[cfg(any(target_arch = "nvptx64", feature = "sim"))]
 pub mod tile;
 

@@ -1,15 +1,19 @@
 //! `build-ptx`: compiles the kernels, cuts the PTX by entry, checks and assembles each, and puts them where the host
 //! crate embeds them.
 
+mod all_arch;
+
 use crate::manifest::{Kernel, Manifest, Section, write_if_changed};
 use crate::progress::Progress;
 use crate::project;
+use crate::sass_record;
 use crate::setup::{self, Tools};
 use anyhow::{Context as _, Result};
 use clap::Args;
-use comfy_table::{CellAlignment, Table, presets::UTF8_HORIZONTAL_ONLY};
+use comfy_table::{CellAlignment, Table, presets::ASCII_MARKDOWN};
 use flash_attention_builder::ptx::Module;
 use flash_attention_builder::ptxas::{self, Usage};
+use flash_attention_builder::sass::{self, HotLoop};
 use flash_attention_builder::{CudaArch, CudaBuilder, CudaBuilderError, check};
 use flash_attention_kernels::config::{self, Entry};
 use std::fs;
@@ -29,6 +33,22 @@ pub struct Options {
     /// Build even where nothing has changed
     #[arg(long)]
     pub force: bool,
+    /// Publish kernels that the checks refuse, for an experiment
+    #[arg(long)]
+    pub lenient: bool,
+    /// Record the order of instructions in the hot loops as the right one
+    #[arg(long)]
+    pub bless_sass: bool,
+    /// Only assemble the sm_80 kernels for every architecture that runs them, and print a table
+    #[arg(long)]
+    pub all_arch: bool,
+}
+
+impl Options {
+    /// Every architecture, nothing unusual.
+    pub fn of_all() -> Self {
+        Options { arch: CudaArch::ALL.to_vec(), ..Options::default() }
+    }
 }
 
 fn parse_arch(name: &str) -> Result<CudaArch, String> {
@@ -38,8 +58,11 @@ fn parse_arch(name: &str) -> Result<CudaArch, String> {
 /// The command.
 pub fn run(options: &Options) -> Result<()> {
     let tools = setup::find(options.offline)?;
+    if options.all_arch {
+        return all_arch::run(&tools);
+    }
     for &arch in &options.arch {
-        build(arch, &tools, options.force)?;
+        build(arch, &tools, options)?;
     }
     Ok(())
 }
@@ -49,7 +72,7 @@ fn entries(arch: CudaArch) -> Vec<&'static Entry> {
     config::entries().filter(|entry| entry.arch() == arch.name()).collect()
 }
 
-fn build(arch: CudaArch, tools: &Tools, force: bool) -> Result<()> {
+fn build(arch: CudaArch, tools: &Tools, options: &Options) -> Result<()> {
     let entries = entries(arch);
     let folder = project::ptx().join(arch.name());
     let manifest_path = project::ptx().join("manifest.json");
@@ -62,7 +85,8 @@ fn build(arch: CudaArch, tools: &Tools, force: bool) -> Result<()> {
     }
     let source_hash = source_hash(tools)?;
     if let Some(section) = manifest.archs.get(arch.name())
-        && !force
+        && !options.force
+        && !options.bless_sass
         && section.source_hash == source_hash
         && entries.iter().all(|entry| folder.join(format!("{}.ptx", entry.name)).exists())
     {
@@ -82,9 +106,13 @@ fn build(arch: CudaArch, tools: &Tools, force: bool) -> Result<()> {
 
     let staging = project::target().join("device/kernels").join(arch.name());
     fs::create_dir_all(&staging)?;
-    let usages = assemble_all(&module, &entries, arch, tools, &staging, &progress)?;
+    let assembled = parallel(
+        &entries,
+        |done| progress.report(&assembling(done, &entries, arch.name()), None),
+        |entry| assemble(&module, entry, arch, tools, &staging),
+    )?;
     let mut kernels = Vec::new();
-    for (entry, usage) in entries.iter().zip(&usages) {
+    for (entry, (usage, _)) in entries.iter().zip(&assembled) {
         let bounds = module.bounds(entry.name);
         findings.extend(check::usage(entry.name, usage));
         let text = fs::read_to_string(staging.join(format!("{}.ptx", entry.name)))?;
@@ -100,8 +128,21 @@ fn build(arch: CudaArch, tools: &Tools, force: bool) -> Result<()> {
     }
     drop(progress);
     println!("{}", table(arch, &kernels));
-    if !findings.is_empty() {
-        return Err(CudaBuilderError::Refused(findings).into());
+    if arch == CudaArch::Sm90a {
+        let names = entries.iter().map(|entry| entry.name.to_owned());
+        let hot = names.zip(assembled.into_iter().map(|(_, hot)| hot)).collect();
+        let verdict = sass_record::check(arch, &hot, tools, options.bless_sass)?;
+        findings.extend(verdict.refused);
+        for warning in verdict.warnings {
+            println!("warning: {warning}");
+        }
+    }
+    match (findings.is_empty(), options.lenient) {
+        (true, _) => {}
+        (false, true) => {
+            println!("published all the same, because of --lenient:\n  - {}", findings.join("\n  - "))
+        }
+        (false, false) => return Err(CudaBuilderError::Refused(findings).into()),
     }
 
     publish(arch, &staging, &folder, &mut kernels)?;
@@ -117,7 +158,7 @@ fn build(arch: CudaArch, tools: &Tools, force: bool) -> Result<()> {
 }
 
 /// Compiles the crate of kernels to one module.
-pub fn compile(arch: CudaArch, tools: &Tools) -> Result<PathBuf> {
+fn compile(arch: CudaArch, tools: &Tools) -> Result<PathBuf> {
     let builder = CudaBuilder::new(project::root().join("kernels"))
         .arch(arch)
         .toolchain(tools.toolchain.clone())
@@ -125,42 +166,56 @@ pub fn compile(arch: CudaArch, tools: &Tools) -> Result<PathBuf> {
     Ok(builder.build()?)
 }
 
-/// Writes each entry's text into `staging` and assembles it there, on all processors.
-fn assemble_all(
+/// Writes an entry's text into `staging`, assembles it there, and reads the hot loops of Hopper's kernels.
+fn assemble(
     module: &Module<'_>,
-    entries: &[&Entry],
+    entry: &Entry,
     arch: CudaArch,
     tools: &Tools,
     staging: &Path,
-    progress: &Progress,
-) -> Result<Vec<Usage>> {
-    let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
-    let assemble = |entry: &Entry| -> Result<Usage> {
-        let ptx = staging.join(format!("{}.ptx", entry.name));
-        let text = module.split(entry.name).context("the entry was checked to be there")?;
-        write_if_changed(&ptx, text.as_bytes())?;
-        Ok(ptxas::assemble(&tools.cuda.ptxas, arch.name(), &ptx, &ptx.with_extension("cubin"))?)
+) -> Result<(Usage, Vec<HotLoop>)> {
+    let ptx = staging.join(format!("{}.ptx", entry.name));
+    let cubin = ptx.with_extension("cubin");
+    let text = module.split(entry.name).context("the entry was checked to be there")?;
+    fs::write(&ptx, text)?;
+    let usage = ptxas::assemble(&tools.cuda.ptxas, arch.name(), &ptx, &cubin)?;
+    let hot = match arch {
+        CudaArch::Sm80 => Vec::new(),
+        CudaArch::Sm90a => sass::hot_loops(&sass::disassemble(&tools.cuda.nvdisasm, &cubin)?),
     };
-    let work = || {
+    Ok((usage, hot))
+}
+
+fn assembling(done: usize, all: &[&Entry], arch: &str) -> String {
+    format!("assembled {done} of {} for {arch}", all.len())
+}
+
+/// Does `work` for each item on all processors, and tells `report` how many are done.
+fn parallel<I: Sync, O: Send>(
+    items: &[I],
+    report: impl Fn(usize) + Sync,
+    work: impl Fn(&I) -> Result<O> + Sync,
+) -> Result<Vec<O>> {
+    let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let worker = || {
         let mut mine = Vec::new();
         loop {
             let index = next.fetch_add(1, Ordering::Relaxed);
-            let Some(entry) = entries.get(index) else { return mine };
-            mine.push((index, assemble(entry)));
-            let done = done.fetch_add(1, Ordering::Relaxed) + 1;
-            progress.report(&format!("assembled {done} of {} for {}", entries.len(), arch.name()), None);
+            let Some(item) = items.get(index) else { return mine };
+            mine.push((index, work(item)));
+            report(done.fetch_add(1, Ordering::Relaxed) + 1);
         }
     };
     let mut all = thread::scope(|scope| {
-        let workers: Vec<_> =
-            (0..thread::available_parallelism().map_or(1, usize::from)).map(|_| scope.spawn(work)).collect();
+        let processors = thread::available_parallelism().map_or(1, usize::from);
+        let workers: Vec<_> = (0..processors).map(|_| scope.spawn(worker)).collect();
         workers
             .into_iter()
-            .flat_map(|worker| worker.join().expect("assembling does not panic"))
+            .flat_map(|worker| worker.join().expect("the work does not panic"))
             .collect::<Vec<_>>()
     });
     all.sort_by_key(|(index, _)| *index);
-    all.into_iter().map(|(_, usage)| usage).collect()
+    all.into_iter().map(|(_, output)| output).collect()
 }
 
 /// Puts the files where the host crate finds them. The machine code goes along for the architecture that one GPU
@@ -197,9 +252,7 @@ fn remove_others(folder: &Path, kept: &[String]) -> Result<()> {
 }
 
 fn table(arch: CudaArch, kernels: &[Kernel]) -> String {
-    let mut table = Table::new();
-    table.load_style(UTF8_HORIZONTAL_ONLY);
-    table.set_header(["kernel", "registers", "shared memory", "spills", "stack", "PTX size"]);
+    let mut table = table_with(["kernel", "registers", "shared memory", "spills", "stack", "PTX size"]);
     for kernel in kernels {
         table.add_row([
             kernel.name.clone(),
@@ -210,10 +263,21 @@ fn table(arch: CudaArch, kernels: &[Kernel]) -> String {
             kernel.ptx_bytes.to_string(),
         ]);
     }
+    format!("{} kernels for {}, sizes in bytes\n{}", kernels.len(), arch.name(), rendered(table))
+}
+
+/// A table whose first column holds names and whose others hold numbers.
+fn table_with<const N: usize>(header: [&str; N]) -> Table {
+    let mut table = Table::new();
+    table.load_style(ASCII_MARKDOWN).set_header(header);
+    table
+}
+
+fn rendered(mut table: Table) -> String {
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }
-    format!("{} kernels for {}, sizes in bytes\n{table}", kernels.len(), arch.name())
+    table.to_string()
 }
 
 /// Hash of what the kernels are made of: their sources, the builder's, and the versions of the tools.

@@ -139,7 +139,8 @@ typedef struct flash_attention_forward_args {
    */
   float softcap;
   /**
-   * "tiled", "sm80", "sm90" or "standard"; NULL for the plan's choice.
+   * "tiled", "sm80", "sm90" or "standard"; NULL for the plan's choice, or that of the environment variable
+   * `FLASH_ATTENTION_KERNEL`.
    */
   const char *kernel;
 } flash_attention_forward_args;

@@ -3,7 +3,8 @@
 use std::ffi::{CStr, c_char, c_void};
 use std::mem::{offset_of, size_of};
 
-use library::{Causal, DType, Error, Problem, Strides, Window};
+use library::launch::{self, Addresses};
+use library::{Causal, DType, Error, Family, Problem, Strides, Window, plan};
 
 /// Size of the structure in its first version; no caller can know fewer fields.
 const FIRST_VERSION_SIZE: usize = 232;
@@ -67,7 +68,8 @@ pub struct ForwardArgs {
     pub window_right: i32,
     /// Cap `c` on the scores, `c * tanh(s / c)`; 0 for none.
     pub softcap: f32,
-    /// "tiled", "sm80", "sm90" or "standard"; NULL for the plan's choice.
+    /// "tiled", "sm80", "sm90" or "standard"; NULL for the plan's choice, or that of the environment variable
+    /// `FLASH_ATTENTION_KERNEL`.
     pub kernel: *const c_char,
 }
 
@@ -111,22 +113,22 @@ impl ForwardArgs {
     ///
     /// # Safety
     /// As for `flash_attention_forward`.
-    pub unsafe fn launch(&self, _stream: *mut c_void) -> Result<(), Error> {
+    pub unsafe fn launch(&self, stream: *mut c_void) -> Result<(), Error> {
         let problem = self.problem()?;
-        self.check_pointers(&problem)?;
         // SAFETY: the caller's promise about `kernel`.
-        if let Some(name) = unsafe { self.kernel()? }
-            && !["tiled", "sm80", "sm90", "standard"].contains(&name)
-        {
-            return Err(invalid("kernel", name, "must be tiled, sm80, sm90 or standard", "pass NULL"));
-        }
-        Err(Error::Unavailable {
-            what: "this build has no driver layer".into(),
-            remedy: "use a newer one".into(),
-        })
+        let kernel = unsafe { self.kernel()? };
+        let addresses = Addresses {
+            q: self.q as u64,
+            k: self.k as u64,
+            v: self.v as u64,
+            o: self.o as u64,
+            lse: self.lse as u64,
+        };
+        // SAFETY: the caller's promise about the tensors and the stream.
+        unsafe { launch::forward(&problem, &addresses, kernel, stream) }
     }
 
-    /// The checked problem, without the pointers.
+    /// What is asked for, without the pointers. The launch checks the numbers against each other.
     fn problem(&self) -> Result<Problem, Error> {
         let dtype = match self.dtype {
             0 => DType::F16,
@@ -144,7 +146,7 @@ impl ForwardArgs {
             }
         };
         let head_dim = size("head_dim", self.head_dim)?;
-        let problem = Problem {
+        Ok(Problem {
             dtype,
             batch: size("batch", self.batch)?,
             seqlen_q: size("seqlen_q", self.seqlen_q)?,
@@ -164,44 +166,19 @@ impl ForwardArgs {
                 right: bound("window_right", self.window_right)?,
             },
             softcap: (self.softcap != 0.0).then_some(self.softcap),
-        };
-        problem.check()?;
-        Ok(problem)
+        })
     }
 
-    /// Refuses a NULL tensor that has elements.
-    fn check_pointers(&self, problem: &Problem) -> Result<(), Error> {
-        // Without queries there is nothing to read or write, whatever the keys are.
-        let rows = problem.batch > 0 && problem.seqlen_q > 0;
-        let keys = rows && problem.seqlen_k > 0;
-        let tensors = [
-            ("q", self.q.is_null() && rows),
-            ("k", self.k.is_null() && keys),
-            ("v", self.v.is_null() && keys),
-            ("o", self.o.is_null() && rows),
-        ];
-        match tensors.iter().find(|(_, missing)| *missing) {
-            Some(&(name, _)) => {
-                Err(invalid(name, "NULL", "must point to device memory", "pass the tensor's address"))
-            }
-            None => Ok(()),
-        }
-    }
-
-    /// The kernel's name, if one is asked for.
+    /// The kernel family, if one is asked for.
     ///
     /// # Safety
     /// `kernel` is NULL or a NUL-terminated text.
-    unsafe fn kernel(&self) -> Result<Option<&str>, Error> {
+    unsafe fn kernel(&self) -> Result<Option<Family>, Error> {
         if self.kernel.is_null() {
             return Ok(None);
         }
-        // SAFETY: not NULL, so a text by the caller's promise.
-        let text = unsafe { CStr::from_ptr(self.kernel) };
-        match text.to_str() {
-            Ok(name) => Ok(Some(name)),
-            Err(_) => Err(invalid("kernel", text.to_string_lossy(), "must be UTF-8", CHECK)),
-        }
+        // SAFETY: not NULL, so a text by the caller's promise. What is not UTF-8 is no kernel's name either.
+        plan::family(&unsafe { CStr::from_ptr(self.kernel) }.to_string_lossy()).map(Some)
     }
 }
 

@@ -3,6 +3,7 @@
 mod example;
 mod header;
 mod library;
+mod python;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -19,6 +20,9 @@ fn library_path() -> &'static Path {
             env!("CARGO_PKG_NAME"),
             "--message-format=json-render-diagnostics",
         ]);
+        if !cfg!(debug_assertions) {
+            cargo.arg("--release");
+        }
         cargo.current_dir(env!("CARGO_MANIFEST_DIR")).stderr(Stdio::inherit());
         let output = cargo.output().expect("cargo runs");
         assert!(output.status.success(), "the library builds");

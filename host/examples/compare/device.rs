@@ -1,16 +1,18 @@
 //! Where a case runs.
 
+use crate::cuda::Gpu;
 use crate::measure::Failure;
 use crate::options::{DeviceChoice, KernelChoice};
 use crate::tensors::{Inputs, dims, len, view, view_mut, zeros};
 use flash_attention::reference::all_rows;
-use flash_attention::{Element, Extras, Problem, plain};
+use flash_attention::{Element, Extras, Family, Problem, plain};
 use std::time::{Duration, Instant};
 
 /// What a device made of a case.
 pub struct Run<T> {
+    /// The device in words.
     pub device: String,
-    /// Kernel family, or what stands in for it.
+    /// Kernel family, or `cpu`.
     pub kernel: String,
     /// The whole plan in words.
     pub plan: String,
@@ -18,12 +20,19 @@ pub struct Run<T> {
     pub o: Vec<T>,
     /// LSE `(batch, heads, seqlen_q)`.
     pub lse: Vec<f32>,
+    /// Cost of a call.
+    pub timing: Timing,
+    /// Cost of a call of the kernel that materialises the scores, where it was run beside.
+    pub standard: Option<Timing>,
+}
+
+/// What a call costs.
+#[derive(Clone, Copy, Debug)]
+pub struct Timing {
     /// Median time of a call.
     pub time: Duration,
-    /// Device memory that the call needs at most, inputs and outputs included.
+    /// Most memory in use, tensors included, where it is known.
     pub peak_bytes: Option<u64>,
-    /// Time and peak memory of the kernel that materialises the scores.
-    pub standard: Option<(Duration, u64)>,
 }
 
 /// Runs `problem` on the device that the options ask for.
@@ -33,20 +42,37 @@ pub fn run<T: Element>(
     problem: &Problem,
     inputs: &Inputs<T>,
 ) -> Result<Run<T>, Failure> {
-    match choice {
-        DeviceChoice::Cuda => Err(Failure::new("no CUDA device in this build; use --device cpu")),
-        DeviceChoice::Auto | DeviceChoice::Cpu => run_plain(kernel, problem, inputs),
+    let gpu_run = || Gpu::open()?.run(family(kernel), problem, inputs);
+    match (choice, kernel) {
+        (DeviceChoice::Cuda, KernelChoice::Cpu) => {
+            Err(Failure::new("--kernel cpu is no GPU kernel; leave it out or use --device cpu"))
+        }
+        (DeviceChoice::Cuda, _) => gpu_run(),
+        (DeviceChoice::Cpu, KernelChoice::Auto | KernelChoice::Cpu)
+        | (DeviceChoice::Auto, KernelChoice::Cpu) => run_plain(problem, inputs),
+        (DeviceChoice::Cpu, _) => Err(Failure::new("--kernel names GPU kernels; leave it out on the CPU")),
+        (DeviceChoice::Auto, _) => match gpu_run() {
+            Err(failure) if failure.is_unavailable() && kernel == KernelChoice::Auto => {
+                let mut run = run_plain(problem, inputs)?;
+                run.plan = format!("{} ({failure})", run.plan);
+                Ok(run)
+            }
+            result => result,
+        },
     }
 }
 
-fn run_plain<T: Element>(
-    kernel: KernelChoice,
-    problem: &Problem,
-    inputs: &Inputs<T>,
-) -> Result<Run<T>, Failure> {
-    if !matches!(kernel, KernelChoice::Auto | KernelChoice::Cpu) {
-        return Err(Failure::new("--kernel names GPU kernels; leave it out on the CPU"));
+fn family(kernel: KernelChoice) -> Option<Family> {
+    match kernel {
+        KernelChoice::Auto | KernelChoice::Cpu => None,
+        KernelChoice::Standard => Some(Family::Standard),
+        KernelChoice::Tiled => Some(Family::Tiled),
+        KernelChoice::Sm80 => Some(Family::Sm80),
+        KernelChoice::Sm90 => Some(Family::Sm90),
     }
+}
+
+fn run_plain<T: Element>(problem: &Problem, inputs: &Inputs<T>) -> Result<Run<T>, Failure> {
     let [q_dim, k_dim, v_dim, o_dim] = dims(problem);
     let extras = Extras::default();
     let index = all_rows(problem, &extras);
@@ -72,8 +98,7 @@ fn run_plain<T: Element>(
         plan: "the plain run: all scores of a row at once".into(),
         o,
         lse,
-        time,
-        peak_bytes: None,
+        timing: Timing { time, peak_bytes: None },
         standard: None,
     })
 }

@@ -1,6 +1,6 @@
 //! One case from its options to its result: inputs, run, reference, verdict.
 
-use crate::device::{self, Run};
+use crate::device::{self, Run, Timing};
 use crate::files::{self, File, FileElement};
 use crate::options::{CaseOptions, Check, Layout, Options};
 use crate::tensors::{Inputs, dims, view};
@@ -14,23 +14,38 @@ use std::time::Duration;
 
 /// Why a case could not be run.
 #[derive(Clone, Debug)]
-pub struct Failure(String);
+pub struct Failure {
+    text: String,
+    unavailable: bool,
+}
 
 impl Failure {
+    /// The case is wrong, or something broke.
     pub fn new(text: impl Into<String>) -> Self {
-        Failure(text.into())
+        Failure { text: text.into(), unavailable: false }
+    }
+
+    /// What the case needs is not here.
+    pub fn unavailable(text: impl Into<String>) -> Self {
+        Failure { text: text.into(), unavailable: true }
+    }
+
+    /// Whether another device may do.
+    pub fn is_unavailable(&self) -> bool {
+        self.unavailable
     }
 }
 
 impl std::fmt::Display for Failure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.text)
     }
 }
 
 impl From<flash_attention::Error> for Failure {
     fn from(error: flash_attention::Error) -> Self {
-        Failure(error.to_string())
+        let unavailable = matches!(error, flash_attention::Error::Unavailable { .. });
+        Failure { text: error.to_string(), unavailable }
     }
 }
 
@@ -41,9 +56,8 @@ pub struct Outcome {
     pub device: String,
     pub kernel: String,
     pub plan: String,
-    pub time: Duration,
-    pub peak_bytes: Option<u64>,
-    pub standard: Option<(Duration, u64)>,
+    pub timing: Timing,
+    pub standard: Option<Timing>,
     /// Rows held against the reference, of how many.
     pub checked: (usize, usize),
     /// Against the reference; none where no check was asked for.
@@ -65,9 +79,15 @@ impl Outcome {
         [part(&self.report, ""), part(&self.file_report, " (against the file's own result)")].concat()
     }
 
+    /// How many times as long the kernel that materialises the scores takes.
+    pub fn speedup(&self) -> Option<f64> {
+        let seconds = self.timing.time.as_secs_f64();
+        self.standard.filter(|_| seconds > 0.0).map(|standard| standard.time.as_secs_f64() / seconds)
+    }
+
     /// Operations a second, in units of 1e12; none where nothing was computed.
     pub fn tflops(&self) -> Option<f64> {
-        let seconds = self.time.as_secs_f64();
+        let seconds = self.timing.time.as_secs_f64();
         (seconds > 0.0).then(|| self.problem.flop() / seconds / 1e12)
     }
 }
@@ -161,8 +181,7 @@ fn measure<T: FileElement>(
         device: run.device,
         kernel: run.kernel,
         plan: run.plan,
-        time: run.time,
-        peak_bytes: run.peak_bytes,
+        timing: run.timing,
         standard: run.standard,
         checked,
         report,

@@ -57,20 +57,18 @@ pub fn page(outcome: &Outcome) -> String {
         let worst = report.run.worst.map_or("no difference at all".into(), |pair| format!("worst {pair}"));
         text += &format!("Checked {which}; {worst}\n");
     }
-    text += &format!("Time    {}", duration(outcome.time));
+    text += &format!("Time    {}", duration(outcome.timing.time));
     if let Some(tflops) = outcome.tflops() {
         text += &format!(", {tflops:.3} TFLOP/s");
     }
-    if let Some((time, bytes)) = outcome.standard {
-        text += &format!(
-            "; {:.1} times as fast as the standard kernel ({})\nMemory  {} at most, the standard kernel {}",
-            time.as_secs_f64() / outcome.time.as_secs_f64(),
-            duration(time),
-            outcome.peak_bytes.map_or("unknown".into(), bytes_text),
-            bytes_text(bytes)
-        );
-    } else if let Some(bytes) = outcome.peak_bytes {
+    if let (Some(standard), Some(speedup)) = (outcome.standard, outcome.speedup()) {
+        text += &format!("; {speedup:.1} times as fast as the standard kernel ({})", duration(standard.time));
+    }
+    if let Some(bytes) = outcome.timing.peak_bytes {
         text += &format!("\nMemory  {} at most", bytes_text(bytes));
+        if let Some(bytes) = outcome.standard.and_then(|standard| standard.peak_bytes) {
+            text += &format!(", the standard kernel {}", bytes_text(bytes));
+        }
     }
     text += if outcome.ok() { "\nok" } else { "\nMISMATCH" };
     text
@@ -116,7 +114,7 @@ fn text(outcome: &Outcome) -> String {
     format!(
         "{:<8} {relative:>9} {max:>9} {:>10} {:>8}  {}; {}",
         if outcome.ok() { "ok" } else { "MISMATCH" },
-        duration(outcome.time),
+        duration(outcome.timing.time),
         outcome.tflops().map_or("-".into(), |tflops| format!("{tflops:.3}")),
         shape(&outcome.problem, outcome.layout),
         outcome.kernel
@@ -156,13 +154,12 @@ fn object(outcome: &Outcome) -> Map<String, Value> {
         "max_abs_error": report.map(|r| r.run.max_abs),
         "lse_max_abs_error": report.and_then(|r| r.run.lse_max_abs),
         "file_rel_error": outcome.file_report.as_ref().map(|r| r.run.relative),
-        "ms": ms(outcome.time),
+        "ms": ms(outcome.timing.time),
         "tflops": outcome.tflops(),
-        "peak_bytes": outcome.peak_bytes,
-        "standard_ms": outcome.standard.map(|(time, _)| ms(time)),
-        "standard_peak_bytes": outcome.standard.map(|(_, bytes)| bytes),
-        "speedup_over_standard":
-            outcome.standard.map(|(time, _)| time.as_secs_f64() / outcome.time.as_secs_f64()),
+        "peak_bytes": outcome.timing.peak_bytes,
+        "standard_ms": outcome.standard.map(|standard| ms(standard.time)),
+        "standard_peak_bytes": outcome.standard.and_then(|standard| standard.peak_bytes),
+        "speedup_over_standard": outcome.speedup(),
         "failures": outcome.failures(),
     });
     match value {

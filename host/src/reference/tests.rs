@@ -282,21 +282,21 @@ fn two_halves_of_the_keys_merge_by_their_lse() {
 fn lengths_act_as_shorter_tensors_and_hide_what_lies_past_them() {
     let mut case = Case::small();
     case.problem.causal = Causal::BottomRight;
-    let (lengths_q, lengths_k) = ([4, 6], [7, 0]);
+    let (lengths_q, lengths_k) = ([4, 6], [5, 0]);
     let extras = Extras { lengths_q: Some(&lengths_q), lengths_k: Some(&lengths_k), ..Default::default() };
     case.q.slice_mut(s![0, 4.., .., ..]).fill(f32::NAN);
-    case.k.slice_mut(s![0, 7.., .., ..]).fill(f32::NAN);
-    case.v.slice_mut(s![0, 7.., .., ..]).fill(f32::INFINITY);
+    case.k.slice_mut(s![0, 5.., .., ..]).fill(f32::NAN);
+    case.v.slice_mut(s![0, 5.., .., ..]).fill(f32::INFINITY);
     case.k.slice_mut(s![1, .., .., ..]).fill(f32::NAN);
     let rows = case.run(&extras);
     assert_eq!(rows.index.len(), 4 * (4 + 6));
 
-    let short = Problem { batch: 1, seqlen_q: 4, seqlen_k: 7, ..case.problem };
+    let short = Problem { batch: 1, seqlen_q: 4, seqlen_k: 5, ..case.problem };
     let first = all_rows(&short, &Extras::default());
     let (q, k, v) = (
         case.q.slice(s![..1, ..4, .., ..]),
-        case.k.slice(s![..1, ..7, .., ..]),
-        case.v.slice(s![..1, ..7, .., ..]),
+        case.k.slice(s![..1, ..5, .., ..]),
+        case.v.slice(s![..1, ..5, .., ..]),
     );
     let expected = forward(&short, q, k, v, &Extras::default(), &first).unwrap();
     assert_eq!(rows.o.slice(s![..16, ..]), expected.o);

@@ -56,6 +56,7 @@ impl<T: Scalar> GlobalPtr<T> {
     /// The element lies in memory that was given to the kernel, is aligned and initialised.
     #[inline(always)]
     pub unsafe fn load(self, index: i64) -> T {
+        // SAFETY: as the caller promises.
         unsafe { T::load_global(self.offset(index).address) }
     }
 
@@ -66,6 +67,7 @@ impl<T: Scalar> GlobalPtr<T> {
     /// it unordered.
     #[inline(always)]
     pub unsafe fn store(self, index: i64, value: T) {
+        // SAFETY: as the caller promises.
         unsafe { T::store_global(self.offset(index).address, value) }
     }
 }

@@ -5,7 +5,7 @@
 //! `sim`) or, without it, a panic that says so. Kernels reach global and shared memory only through the views in
 //! [`global`] and [`shared`], so the same kernel source runs on both.
 #![cfg_attr(target_arch = "nvptx64", no_std)]
-#![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, stdarch_nvptx, asm_experimental_arch))]
+#![cfg_attr(target_arch = "nvptx64", feature(asm_experimental_arch))]
 // On the device every function is one instruction whose precondition is its own `# Safety` section.
 #![cfg_attr(target_arch = "nvptx64", allow(clippy::undocumented_unsafe_blocks))]
 
@@ -59,12 +59,16 @@ pub(crate) fn used(value: f32) -> f32 {
 pub mod atomic;
 pub mod barrier;
 pub mod cluster;
+pub mod cp_async;
 pub mod element;
 pub mod fence;
 pub mod global;
+pub mod ldmatrix;
 pub mod math;
 pub mod mbarrier;
 pub mod memory;
+pub mod mma;
+pub mod register;
 pub mod shared;
 #[cfg(all(not(target_arch = "nvptx64"), feature = "sim"))]
 pub mod sim;

@@ -49,13 +49,3 @@ pub fn max(a: f32, b: f32) -> f32 {
         y
     } else { crate::used(a).max(crate::used(b)) })
 }
-
-/// The larger; NaN if either is (`max.NaN.f32`).
-#[inline(always)]
-pub fn max_nan(a: f32, b: f32) -> f32 {
-    device!({
-        let y: f32;
-        unsafe { core::arch::asm!("max.NaN.f32 {}, {}, {};", out(reg32) y, in(reg32) a, in(reg32) b, options(pure, nomem, nostack)) };
-        y
-    } else { if a.is_nan() || b.is_nan() { f32::NAN } else { a.max(b) } })
-}

@@ -50,6 +50,7 @@ impl<T: Scalar> SharedPtr<T> {
     /// The element lies in the block's shared memory, is aligned and initialised, and no thread writes it unordered.
     #[inline(always)]
     pub unsafe fn load(self, index: u32) -> T {
+        // SAFETY: as the caller promises.
         unsafe { T::load_shared(self.offset(index).address) }
     }
 
@@ -59,6 +60,7 @@ impl<T: Scalar> SharedPtr<T> {
     /// The element lies in the block's shared memory, is aligned, and no other thread touches it unordered.
     #[inline(always)]
     pub unsafe fn store(self, index: u32, value: T) {
+        // SAFETY: as the caller promises.
         unsafe { T::store_shared(self.offset(index).address, value) }
     }
 }

@@ -553,7 +553,7 @@ where
 }
 
 macro_rules! define {
-    ($($name:ident: $dtype:ident $d:literal $mask:ident $block_n:literal $consumers:literal $stages:literal $q_stages:literal $q:literal $threads:literal;)*) => {$(
+    ($($name:ident: $dtype:ident $d:literal $mask:ident $block_n:literal $consumers:literal $stages:literal $q_stages:literal $q:literal $threads:literal $from:literal;)*) => {$(
         /// Entry of the Hopper kernel for the row of the table that has its name.
         ///
         /// # Safety

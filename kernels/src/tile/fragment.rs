@@ -83,11 +83,11 @@ pub fn quad_sum(value: f32) -> f32 {
     value + warp::shuffle_xor_f32(value, 2)
 }
 
-/// The maximum of a value over the quad that shares a row; NaN if any is.
+/// The maximum of a value over the quad that shares a row; NaN does not take part.
 #[inline(always)]
 pub fn quad_max(value: f32) -> f32 {
-    let value = math::max_nan(value, warp::shuffle_xor_f32(value, 1));
-    math::max_nan(value, warp::shuffle_xor_f32(value, 2))
+    let value = math::max(value, warp::shuffle_xor_f32(value, 1));
+    math::max(value, warp::shuffle_xor_f32(value, 2))
 }
 
 /// Writes one row of a fragment, times `factor`, in pieces of 8 elements (16 bytes), those that start left of `cols`.

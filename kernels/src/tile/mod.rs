@@ -2,3 +2,4 @@
 
 pub mod fragment;
 pub mod swizzled;
+pub mod swizzled_rows;

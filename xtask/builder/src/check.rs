@@ -67,7 +67,7 @@ mod tests {
         module(&Module::parse(text), CudaArch::Sm80, expected)
     }
 
-    const GOOD: &str = ".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry a(\n)\n{ ret; }\n";
+    const GOOD: &str = ".version 7.4\n.target sm_80\n.address_size 64\n.visible .entry a(\n)\n{ ret; }\n";
 
     #[test]
     fn a_good_module_has_no_findings() {
@@ -89,10 +89,10 @@ mod tests {
 
     #[test]
     fn the_wrong_target_and_version_are_refused() {
-        let text = GOOD.replace("sm_80", "sm_90a").replace("7.0", "8.3");
+        let text = GOOD.replace("sm_80", "sm_90a").replace("7.4", "8.3");
         let found = findings(&text, &["a"]);
         assert_eq!(found[0], "the PTX is for target \"sm_90a\", not sm_80");
-        assert!(found[1].starts_with("the PTX is of version \"8.3\", not 7.0"), "{}", found[1]);
+        assert!(found[1].starts_with("the PTX is of version \"8.3\", not 7.4"), "{}", found[1]);
         assert_eq!(found.len(), 2);
     }
 

@@ -148,13 +148,13 @@ fn fetch(wheel: &str, pinned: Option<&str>, unpacked: &Path, report: Report<'_>)
         // The disassemblers read older machine code: the newest of the major release.
         None => format!("{wheel}>=13,<14"),
     };
-    let mut pip = Command::new(&python);
+    let mut pip = Command::new(python);
     pip.args(["-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest"]);
     pip.arg(&unfinished).arg(&requirement);
     run_watching(&mut pip, &format!("fetching {requirement}"), &unfinished, None, report)?;
     for file in children(&unfinished) {
         report(&format!("unpacking {wheel}"), None);
-        run(Command::new(&python).args(["-m", "zipfile", "-e"]).arg(&file).arg(&unfinished))?;
+        run(Command::new(python).args(["-m", "zipfile", "-e"]).arg(&file).arg(&unfinished))?;
         fs::remove_file(&file).at(&file)?;
     }
     // The module forgets who may run what.

@@ -22,6 +22,13 @@ struct Package {
 
 /// Fetches the newest compiler that the system's own sources offer and unpacks it below `root`.
 pub(crate) fn provision(root: &Path, report: Report<'_>) -> Result<()> {
+    for program in ["apt-get", "apt-cache", "dpkg"] {
+        run(Command::new(program).arg("--version")).map_err(|_| CudaBuilderError::Missing {
+            what: format!("{program}, which Debian-like systems have,"),
+            tried: vec![],
+            remedies: vec![],
+        })?;
+    }
     let apt = root.with_extension("apt");
     for folder in ["lists/partial", "archives/partial", "packages"] {
         let folder = apt.join(folder);

@@ -53,7 +53,10 @@ pub struct Rejected {
 
 impl Rejected {
     pub(crate) fn new(candidate: impl std::fmt::Display, lacks: impl Into<String>) -> Self {
-        Rejected { candidate: candidate.to_string(), lacks: lacks.into() }
+        let lacks: String = lacks.into();
+        // What other programs say comes in several lines; a row of the table is one.
+        let lines: Vec<&str> = lacks.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+        Rejected { candidate: candidate.to_string(), lacks: lines.join("; ") }
     }
 }
 

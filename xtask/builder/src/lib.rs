@@ -11,6 +11,7 @@ pub mod error;
 mod process;
 pub mod ptx;
 pub mod ptxas;
+pub mod sass;
 pub mod toolchain;
 
 pub use cuda::CudaTools;
@@ -22,7 +23,6 @@ use error::At;
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 
 /// In the environment of the compiler, makes the program that it takes for a linker end at once.
 const AS_LINKER: &str = "FLASH_ATTENTION_BUILDER_AS_LINKER";
@@ -92,7 +92,7 @@ impl CudaArch {
     /// The lowest PTX version with the instructions that the kernels use: the lower, the more drivers take it.
     pub const fn ptx_version(self) -> &'static str {
         match self {
-            CudaArch::Sm80 => "7.0",
+            CudaArch::Sm80 => "7.4",
             CudaArch::Sm90a => "8.3",
         }
     }
@@ -253,7 +253,7 @@ impl CudaBuilder {
         command.arg("--cfg").arg(format!("device_arch=\"{arch}\""));
         // Loops over arrays of registers must vanish, or the arrays go to local memory.
         command.args(["-C", "llvm-args=-unroll-threshold=20000"]);
-        let status = command.stdin(Stdio::null()).status().at(&cargo)?;
+        let status = process::run_filtered(&mut command, is_noise).at(&cargo)?;
         match status.success() {
             true => Ok(()),
             false => Err(CudaBuilderError::Failed {
@@ -263,6 +263,12 @@ impl CudaBuilder {
             }),
         }
     }
+}
+
+/// rustc warns of every PTX version that is asked for, at each compilation.
+fn is_noise(message: &str) -> bool {
+    message.contains("unstable feature specified for `-Ctarget-feature`: `ptx")
+        || message == "warning: 1 warning emitted"
 }
 
 #[cfg(test)]

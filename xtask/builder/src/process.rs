@@ -1,8 +1,9 @@
 //! Runs other programs and reads what they say.
 
 use crate::error::{CudaBuilderError, Result};
+use std::io::{BufRead as _, BufReader};
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, ExitStatus, Output, Stdio};
 use std::time::Duration;
 
 /// Receives what is going on: a sentence, and bytes done and expected where they are known.
@@ -34,6 +35,32 @@ pub(crate) fn run_watching(
     }
     let output = waiting.join().expect("the waiting thread does not panic");
     check(command, &output.map_err(|error| fail(command, error))?)
+}
+
+/// Runs to the end and passes on what the program says on standard error, but for the messages (paragraphs) that
+/// `is_noise` names.
+pub(crate) fn run_filtered(
+    command: &mut Command,
+    is_noise: impl Fn(&str) -> bool,
+) -> std::io::Result<ExitStatus> {
+    let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn()?;
+    let mut message = String::new();
+    let pass_on = |message: &mut String| {
+        if !message.trim().is_empty() && !is_noise(message.trim()) {
+            eprintln!("{}", message.trim_end());
+        }
+        message.clear();
+    };
+    for line in child.stderr.take().into_iter().flat_map(|pipe| BufReader::new(pipe).lines()) {
+        let line = line?;
+        message += &line;
+        message.push('\n');
+        if line.is_empty() {
+            pass_on(&mut message);
+        }
+    }
+    pass_on(&mut message);
+    child.wait()
 }
 
 fn check(command: &Command, output: &Output) -> Result<String> {

@@ -261,10 +261,9 @@ fn skipped(text: &str) -> Option<usize> {
         Some(text.find('\n').unwrap_or(rest))
     } else if text.starts_with("/*") {
         Some(text.find("*/").map_or(rest, |end| end + 2))
-    } else if text.starts_with('"') {
-        Some(text[1..].find('"').map_or(rest, |end| end + 2))
     } else {
-        None
+        let string = text.strip_prefix('"')?;
+        Some(string.find('"').map_or(rest, |end| end + 2))
     }
 }
 

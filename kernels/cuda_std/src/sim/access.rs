@@ -69,14 +69,14 @@ fn check_floats<T: Scalar>(value: &T) {
     }
 }
 
-#[inline(always)]
+#[inline(never)]
 pub(crate) fn load_global<T: Scalar>(address: u64) -> T {
     let thread = current();
     let mut memory = thread.machine.memory;
     by_size!(T, N => value(&checked(thread, memory.load::<N>(address, thread.me, &thread.clock))))
 }
 
-#[inline(always)]
+#[inline(never)]
 pub(crate) fn store_global<T: Scalar>(address: u64, value: T) {
     let mut thread = current();
     let mut memory = thread.machine.memory;
@@ -87,14 +87,14 @@ pub(crate) fn store_global<T: Scalar>(address: u64, value: T) {
     }
 }
 
-#[inline(always)]
+#[inline(never)]
 pub(crate) fn load_shared<T: Scalar>(address: u32) -> T {
     let thread = current();
     let mut block = thread.block;
     by_size!(T, N => value(&checked(thread, block.shared.load::<N>(address, thread.actor()))))
 }
 
-#[inline(always)]
+#[inline(never)]
 pub(crate) fn store_shared<T: Scalar>(address: u32, value: T) {
     let mut thread = current();
     let mut block = thread.block;

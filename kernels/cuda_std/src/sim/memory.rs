@@ -119,6 +119,11 @@ impl Memory {
         values.map(|value| unsafe { value.as_ptr().cast::<T>().read_unaligned() }).collect()
     }
 
+    /// Gives what lies here to the kernel to read.
+    pub fn allow_read(&mut self, address: u64, bytes: u64) {
+        self.pages(address, bytes, |page, at, _, len| set(&mut page.valid, at, len, true));
+    }
+
     /// Takes values back from the kernel (padding): what they hold stays, and reading them is a finding.
     pub fn forbid_read(&mut self, address: u64, bytes: u64) {
         self.pages(address, bytes, |page, at, _, len| set(&mut page.valid, at, len, false));

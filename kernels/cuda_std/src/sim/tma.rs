@@ -176,8 +176,8 @@ fn finish_load(
     for number in 0..rows {
         row.fill(0);
         let (mut rest, mut address, mut inside) = (number, map.base, true);
-        for i in 1..map.rank {
-            let at = coordinates[i] + (rest % map.boxes[i]) as i64;
+        for (i, coordinate) in coordinates.iter().enumerate().take(map.rank).skip(1) {
+            let at = coordinate + (rest % map.boxes[i]) as i64;
             rest /= map.boxes[i];
             inside &= at >= 0 && (at as u64) < map.dims[i];
             address = address.wrapping_add((at as u64).wrapping_mul(map.strides[i]));

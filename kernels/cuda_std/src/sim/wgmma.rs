@@ -95,7 +95,7 @@ pub(crate) fn multiply(acc: &mut [f32], a: Result<u64, [u32; 4]>, b: u64, bf16: 
     let mut thread = current();
     let mut block = thread.block;
     let mut group = Handle::new(&mut block.warpgroups[thread.index as usize / THREADS]);
-    if !(thread.index as usize / THREADS * THREADS + THREADS <= thread.machine.block_threads as usize) {
+    if thread.index as usize / THREADS * THREADS + THREADS > thread.machine.block_threads as usize {
         return thread.misuse("wgmma in a warpgroup of fewer than 128 threads");
     }
     let number = thread.products.issued;
@@ -129,7 +129,7 @@ pub(crate) fn multiply(acc: &mut [f32], a: Result<u64, [u32; 4]>, b: u64, bf16: 
     }
     group.sums_of(start, operands.columns, number).last = number;
     acc.fill(f32::from_bits(IN_FLIGHT | start));
-    if lane % 32 == 0 {
+    if lane.is_multiple_of(32) {
         match check_operands(&mut thread, &mut group, operands, number) {
             Ok(uninitialised) => group.products[place].uninitialised |= uninitialised,
             Err(fault) => thread.report(fault),

@@ -28,7 +28,7 @@ fn reads_past_the_end_of_a_tensor() {
     caught(FindingKind::OutOfBounds, Launch::new("k", 1, 32), |launch| {
         let mut memory = Memory::new();
         let input = GlobalPtr::<f32>::new(values(&mut memory, 31));
-        launch.run(&mut memory, || unsafe { drop(input.load(thread::thread_idx_x().into())) }).findings
+        launch.run(&mut memory, || unsafe { _ = input.load(thread::thread_idx_x().into()) }).findings
     });
 }
 
@@ -39,10 +39,10 @@ fn an_offset_cut_to_32_bits() {
         let rows = memory.region("input", 12 << 30, Access::Read);
         let last = (3i64 << 30) - 1;
         memory.write(rows + 4 * last as u64, &[1.0f32]);
-        let wide = launch.run(&mut memory, || unsafe { drop(GlobalPtr::<f32>::new(rows).load(last)) });
+        let wide = launch.run(&mut memory, || unsafe { _ = GlobalPtr::<f32>::new(rows).load(last) });
         wide.expect_clean();
         let cut = i64::from(last as i32);
-        launch.run(&mut memory, || unsafe { drop(GlobalPtr::<f32>::new(rows).load(cut)) }).findings
+        launch.run(&mut memory, || unsafe { _ = GlobalPtr::<f32>::new(rows).load(cut) }).findings
     });
 }
 
@@ -71,7 +71,7 @@ fn misaligned_vectors() {
     caught(FindingKind::Misaligned, Launch::new("k", 1, 32), |launch| {
         let mut memory = Memory::new();
         let input = GlobalPtr::<f32>::new(values(&mut memory, 64));
-        launch.run(&mut memory, || unsafe { drop(input.offset(1).cast::<[f32; 2]>().load(0)) }).findings
+        launch.run(&mut memory, || unsafe { _ = input.offset(1).cast::<[f32; 2]>().load(0) }).findings
     });
 }
 
@@ -96,7 +96,7 @@ fn reads_of_padding() {
         let input = values(&mut memory, 32);
         memory.forbid_read(input + 4 * 30, 8);
         let input = GlobalPtr::<f32>::new(input);
-        launch.run(&mut memory, || unsafe { drop(input.load(thread::thread_idx_x().into())) }).findings
+        launch.run(&mut memory, || unsafe { _ = input.load(thread::thread_idx_x().into()) }).findings
     });
 }
 

@@ -1,0 +1,87 @@
+//! Contexts, streams and memory of the crate `cust`, for programs that use it beside this library (feature `cust`).
+//!
+//! cust links against `libcuda`; with this feature its symbols are defined as jumps into a driver that is found at run
+//! time, so the program builds without a CUDA toolkit and starts without a driver: `cust::quick_init` is then an
+//! error. Its build script wants the variable `CUDA_LIBRARY_PATH` to name a folder that has a folder `lib64`; in this
+//! repository `.cargo/config.toml` sets it.
+
+// Names the crate, so that the linker sees its symbols.
+use flash_attention_driver as _;
+
+use crate::element::Element;
+use crate::error::{Error, Result};
+use crate::launch::RawStream;
+use crate::tensor::{Memory, MemoryMut, Shape, TensorView, TensorViewMut};
+pub use cust;
+use cust::error::CudaError;
+use cust::memory::{DeviceCopy, DeviceSlice};
+use cust::stream::Stream;
+
+/// The stream, for [`Attention::run_on`](crate::Attention::run_on) and [`launch::forward`](crate::launch::forward).
+pub fn raw_stream(stream: &Stream) -> RawStream {
+    stream.as_inner().cast()
+}
+
+/// A contiguous tensor that begins where `memory` does. half's types cannot lie in cust's buffers, so `B` may be any
+/// type of the same size, such as `u16`.
+///
+/// # Errors
+/// [`Error::Invalid`] where the memory is too small for the shape.
+///
+/// # Safety
+/// Calls return before the work is done: the memory stays alive, and nobody writes it, until then.
+pub unsafe fn view<'a, T: Element, B: DeviceCopy>(
+    memory: &'a DeviceSlice<B>,
+    shape: Shape,
+) -> Result<TensorView<'a, T>> {
+    let (address, len) = (memory.as_device_ptr().as_raw(), memory.len() * size_of::<B>() / size_of::<T>());
+    TensorView::new(Memory::Gpu { address, len: Some(len), device: None }, shape)
+}
+
+/// As [`view`], to be written.
+///
+/// # Errors
+/// As there.
+///
+/// # Safety
+/// As there, and nobody reads the memory before the work is done either.
+pub unsafe fn view_mut<'a, T: Element, B: DeviceCopy>(
+    memory: &'a mut DeviceSlice<B>,
+    shape: Shape,
+) -> Result<TensorViewMut<'a, T>> {
+    let (address, len) = (memory.as_device_ptr().as_raw(), memory.len() * size_of::<B>() / size_of::<T>());
+    TensorViewMut::new(MemoryMut::Gpu { address, len: Some(len), device: None }, shape)
+}
+
+/// cust's error as this library's.
+pub fn error(call: &'static str, why: CudaError) -> Error {
+    match why {
+        CudaError::NoDevice | CudaError::NotInitialized => {
+            Error::unavailable(format!("no NVIDIA driver found: {call} gives {why:?}"), "use the CPU device")
+        }
+        _ => Error::Driver {
+            call,
+            code: why as i32,
+            name: format!("{why:?}"),
+            text: why.to_string(),
+            hint: "the driver's documentation of the call lists its causes".to_owned(),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cust_starts_or_says_why_not() {
+        match cust::quick_init() {
+            Ok(_context) => assert!(Stream::new(cust::stream::StreamFlags::NON_BLOCKING, None).is_ok()),
+            Err(why) => {
+                assert_eq!(why, CudaError::NoDevice);
+                let message = error("cuInit", why).to_string();
+                assert_eq!(message, "no NVIDIA driver found: cuInit gives NoDevice; use the CPU device");
+            }
+        }
+    }
+}

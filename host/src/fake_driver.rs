@@ -1,0 +1,263 @@
+//! A driver for tests: a table of functions that note what they are asked, on a thread's own books.
+
+use flash_attention_driver::{self as driver, Code, Functions, LaunchConfig, SUCCESS};
+use flash_attention_kernels::params::{ForwardParams, Sm90Params};
+use functions::*;
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::{Cell, RefCell};
+use std::ffi::{CStr, c_char, c_void};
+
+/// What the driver was asked on this thread, and how it answers.
+#[derive(Default)]
+pub(crate) struct Books {
+    /// Calls by name, in order.
+    pub calls: Vec<&'static str>,
+    /// Tensor maps that were encoded.
+    pub maps: Vec<Map>,
+    /// Launches.
+    pub launches: Vec<LaunchConfig>,
+    /// Parameters of the launches of Hopper kernels.
+    pub sm90: Vec<Sm90Params>,
+    /// Parameters of the others.
+    pub plain: Vec<ForwardParams>,
+    /// Names of functions that were looked up.
+    pub functions: Vec<String>,
+    /// Whether images that begin with these bytes are refused.
+    pub refuse: Option<&'static [u8]>,
+    /// Whether streams are being captured.
+    pub capturing: bool,
+}
+
+/// What a tensor map was made from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Map {
+    pub address: u64,
+    pub dims: [u64; 4],
+    pub strides: [u64; 3],
+    pub boxes: [u32; 4],
+}
+
+/// Threads of the Hopper kernels in the tests' table; no other kernel there has as many.
+const SM90_THREADS: u32 = 384;
+
+thread_local! {
+    static BOOKS: RefCell<Books> = RefCell::default();
+    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Opens this thread's books. Room is made first, so that taking notes allocates nothing.
+pub(crate) fn books<R>(read: impl FnOnce(&mut Books) -> R) -> R {
+    BOOKS.with_borrow_mut(|books| {
+        books.calls.reserve(256);
+        books.maps.reserve(64);
+        books.launches.reserve(64);
+        books.sm90.reserve(64);
+        books.plain.reserve(64);
+        read(books)
+    })
+}
+
+/// Allocations of this thread so far.
+pub(crate) fn allocations() -> usize {
+    ALLOCATIONS.get()
+}
+
+struct Counting;
+
+// SAFETY: the system's allocator does the work.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: the caller's promises.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promises.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// A GPU with the figures of an H200.
+pub(crate) static DRIVER: Functions = Functions {
+    cuGetErrorName,
+    cuGetErrorString,
+    cuCtxGetDevice,
+    cuDeviceGetAttribute,
+    cuThreadExchangeStreamCaptureMode,
+    cuMemAlloc,
+    cuStreamCreate,
+    cuMemsetD32Async,
+    cuStreamSynchronize,
+    cuStreamDestroy,
+    cuStreamIsCapturing,
+    cuModuleLoadDataEx,
+    cuModuleGetFunction,
+    cuFuncSetAttribute,
+    cuTensorMapEncodeTiled,
+    cuLaunchKernelEx,
+    ..Functions::absent()
+};
+
+#[allow(non_snake_case, reason = "the names are the driver's")]
+mod functions {
+    use super::*;
+
+    fn note(call: &'static str) -> Code {
+        books(|books| books.calls.push(call));
+        SUCCESS
+    }
+
+    /// Notes the call and puts the answer in its place.
+    unsafe fn answer<T>(call: &'static str, place: *mut T, value: T) -> Code {
+        // SAFETY: the library hands over a place for the answer.
+        unsafe { place.write(value) };
+        note(call)
+    }
+
+    pub unsafe extern "C" fn cuGetErrorName(_: Code, place: *mut driver::Text) -> Code {
+        // SAFETY: as the driver's.
+        unsafe { answer("cuGetErrorName", place, c"CUDA_ERROR_INVALID_IMAGE".as_ptr()) }
+    }
+
+    pub unsafe extern "C" fn cuGetErrorString(_: Code, place: *mut driver::Text) -> Code {
+        // SAFETY: as the driver's.
+        unsafe { answer("cuGetErrorString", place, c"device kernel image is invalid".as_ptr()) }
+    }
+
+    pub unsafe extern "C" fn cuCtxGetDevice(place: *mut driver::Device) -> Code {
+        // SAFETY: as the driver's.
+        unsafe { answer("cuCtxGetDevice", place, 0) }
+    }
+
+    pub unsafe extern "C" fn cuDeviceGetAttribute(place: *mut i32, which: i32, _: driver::Device) -> Code {
+        let gpu = crate::plan::tests::H200;
+        let value = match which {
+            driver::ATTRIBUTE_CAPABILITY_MAJOR => gpu.capability.0,
+            driver::ATTRIBUTE_CAPABILITY_MINOR => gpu.capability.1,
+            driver::ATTRIBUTE_MULTIPROCESSORS => gpu.multiprocessors,
+            driver::ATTRIBUTE_MAX_SHARED_OPTIN => gpu.max_shared,
+            _ => panic!("nobody needs attribute {which}"),
+        };
+        // SAFETY: as the driver's.
+        unsafe { answer("cuDeviceGetAttribute", place, value as i32) }
+    }
+
+    pub unsafe extern "C" fn cuThreadExchangeStreamCaptureMode(_: *mut i32) -> Code {
+        note("cuThreadExchangeStreamCaptureMode")
+    }
+
+    pub unsafe extern "C" fn cuMemAlloc(place: *mut u64, _: usize) -> Code {
+        // SAFETY: as the driver's.
+        unsafe { answer("cuMemAlloc", place, 0x7000_0000) }
+    }
+
+    pub unsafe extern "C" fn cuStreamCreate(place: *mut driver::Stream, _: u32) -> Code {
+        // SAFETY: as the driver's.
+        unsafe { answer("cuStreamCreate", place, 0x77 as driver::Stream) }
+    }
+
+    pub unsafe extern "C" fn cuMemsetD32Async(_: u64, value: u32, _: usize, _: driver::Stream) -> Code {
+        assert_eq!(value, 0);
+        note("cuMemsetD32Async")
+    }
+
+    pub unsafe extern "C" fn cuStreamSynchronize(_: driver::Stream) -> Code {
+        note("cuStreamSynchronize")
+    }
+
+    pub unsafe extern "C" fn cuStreamDestroy(_: driver::Stream) -> Code {
+        note("cuStreamDestroy")
+    }
+
+    pub unsafe extern "C" fn cuStreamIsCapturing(_: driver::Stream, place: *mut i32) -> Code {
+        let capturing = books(|books| books.capturing);
+        // SAFETY: as the driver's.
+        unsafe { answer("cuStreamIsCapturing", place, i32::from(capturing)) }
+    }
+
+    pub unsafe extern "C" fn cuModuleLoadDataEx(
+        place: *mut driver::Module,
+        image: *const c_void,
+        count: u32,
+        options: *mut i32,
+        values: *mut *mut c_void,
+    ) -> Code {
+        // SAFETY: every image here is a NUL-terminated text, and the first option is the log.
+        unsafe {
+            let text = CStr::from_ptr(image.cast()).to_bytes();
+            if books(|books| books.refuse.is_some_and(|start| text.starts_with(start))) {
+                assert!(count >= 1 && *options == driver::JIT_ERROR_LOG_BUFFER);
+                let log = c"ptxas fatal: line 3";
+                (*values).cast::<c_char>().copy_from_nonoverlapping(log.as_ptr(), log.count_bytes() + 1);
+                note("cuModuleLoadDataEx");
+                return 200;
+            }
+            answer("cuModuleLoadDataEx", place, 0x11 as driver::Module)
+        }
+    }
+
+    pub unsafe extern "C" fn cuModuleGetFunction(
+        place: *mut driver::Function,
+        _: driver::Module,
+        name: *const c_char,
+    ) -> Code {
+        // SAFETY: a NUL-terminated name, and as the driver's.
+        unsafe {
+            let name = CStr::from_ptr(name).to_str().unwrap().to_owned();
+            books(|books| books.functions.push(name));
+            answer("cuModuleGetFunction", place, 0x22 as driver::Function)
+        }
+    }
+
+    pub unsafe extern "C" fn cuFuncSetAttribute(_: driver::Function, which: i32, _: i32) -> Code {
+        assert_eq!(which, driver::FUNCTION_MAX_DYNAMIC_SHARED);
+        note("cuFuncSetAttribute")
+    }
+
+    pub unsafe extern "C" fn cuTensorMapEncodeTiled(
+        map: *mut [u64; 16],
+        element: i32,
+        rank: u32,
+        address: u64,
+        dims: *const u64,
+        strides: *const u64,
+        boxes: *const u32,
+        _steps: *const u32,
+        _interleave: i32,
+        swizzle: i32,
+        _promotion: i32,
+        _fill: i32,
+    ) -> Code {
+        assert_eq!((element, rank, swizzle), (driver::TENSOR_MAP_UINT16, 4, driver::TENSOR_MAP_SWIZZLE_128B));
+        assert_eq!(map as usize % 64, 0);
+        // SAFETY: a place for the map; four dimensions and boxes, three strides.
+        unsafe {
+            map.write([address; 16]);
+            let map = Map { address, dims: *dims.cast(), strides: *strides.cast(), boxes: *boxes.cast() };
+            books(|books| books.maps.push(map));
+        }
+        note("cuTensorMapEncodeTiled")
+    }
+
+    pub unsafe extern "C" fn cuLaunchKernelEx(
+        config: *const LaunchConfig,
+        function: driver::Function,
+        arguments: *mut *mut c_void,
+        _: *mut *mut c_void,
+    ) -> Code {
+        assert_eq!(function, 0x22 as driver::Function);
+        // SAFETY: a configuration and one argument, which is what kernels with so many threads take.
+        books(|books| unsafe {
+            books.launches.push(*config);
+            match (*config).block[0] {
+                SM90_THREADS => books.sm90.push(*(*arguments).cast()),
+                _ => books.plain.push(*(*arguments).cast()),
+            }
+        });
+        note("cuLaunchKernelEx")
+    }
+}

@@ -1,0 +1,290 @@
+//! From a plan to work in a stream: grid, block, shared memory and the one parameter struct.
+
+use crate::device;
+use crate::error::{Error, Result};
+use crate::heuristics::heads_per_group;
+use crate::layout;
+use crate::module::{Context, check, driver_functions};
+use crate::plan::{Alignment, Entry, Family, Plan, PlanOptions};
+use crate::problem::{Causal, Problem, Strides};
+use flash_attention_driver as driver;
+use flash_attention_driver::{Functions, LaunchConfig};
+use flash_attention_kernels::params::{self, ForwardParams, Sm90Params, TensorMap, TileOrder};
+use std::ffi::c_void;
+
+/// A `CUstream` (the same as `cudaStream_t`) of anyone's making; null is the default stream.
+pub type RawStream = *mut c_void;
+
+/// Device addresses of one call's tensors. Shapes and strides are the [`Problem`]'s.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Addresses {
+    /// Of Q.
+    pub q: u64,
+    /// Of K.
+    pub k: u64,
+    /// Of V.
+    pub v: u64,
+    /// Of O.
+    pub o: u64,
+    /// Of LSE, contiguous f32 `(batch, heads, seqlen_q)`, or 0 where it is not wanted.
+    pub lse: u64,
+}
+
+/// Puts one attention forward into `stream`, in the context that is current on this thread.
+///
+/// `kernel` names the family; where it is left out the variable `FLASH_ATTENTION_KERNEL` can, or else the plan chooses.
+/// The call returns before the work is done. The first call that needs a kernel loads it; after that a call
+/// allocates nothing, loads nothing and waits for nothing. It can be captured in a graph.
+///
+/// # Errors
+/// Everything that can be known to be wrong is an error before anything is launched, and the outputs are untouched
+/// then.
+///
+/// # Safety
+/// - Each address is memory that kernels of the current context can read (Q, K, V) or write (O, LSE), as far as the
+///   problem's shape and strides reach, until `stream` has run the work; nobody writes the inputs or touches the
+///   outputs in between.
+/// - `stream` is null or a stream of the current context.
+/// - Where the call is captured: of all instances of the graph at most one runs at a time (they share this launch's
+///   work counter).
+pub unsafe fn forward(
+    problem: &Problem,
+    addresses: &Addresses,
+    kernel: Option<Family>,
+    stream: RawStream,
+) -> Result<()> {
+    problem.check()?;
+    layout::check(problem, addresses)?;
+    let kernel = match kernel {
+        Some(family) => Some(family),
+        None => device::kernel_override()?,
+    };
+    let context = Context::current(driver_functions()?)?;
+    // SAFETY: the caller's promises.
+    unsafe { forward_in(context, problem, addresses, kernel, stream) }
+}
+
+/// [`forward`] in a context whose state is known; problem and layout are checked.
+///
+/// # Safety
+/// As for [`forward`]; `context` is the current one.
+pub(crate) unsafe fn forward_in(
+    context: &Context,
+    problem: &Problem,
+    addresses: &Addresses,
+    kernel: Option<Family>,
+    stream: RawStream,
+) -> Result<()> {
+    let &Addresses { q, k, v, o, .. } = addresses;
+    let plan =
+        Plan::new(problem, context.gpu(), &PlanOptions { kernel, alignment: Alignment::of(q, k, v, o) })?;
+    tracing::debug!(%plan, "planned");
+    // SAFETY: the caller's promises.
+    unsafe { run(context, &plan, problem, addresses, stream) }
+}
+
+/// Launches what `plan` chose.
+///
+/// # Safety
+/// As for [`forward_in`].
+unsafe fn run(
+    context: &Context,
+    plan: &Plan,
+    problem: &Problem,
+    addresses: &Addresses,
+    stream: RawStream,
+) -> Result<()> {
+    if problem.batch == 0 || problem.seqlen_q == 0 {
+        return Ok(());
+    }
+    let entry = &plan.entry;
+    let forward = forward_params(entry, problem, addresses);
+    let tiles = tiles(entry, problem)?;
+    match entry.family {
+        Family::Standard | Family::Tiled | Family::Sm80 => {
+            let mut params = forward;
+            // SAFETY: the entry takes one ForwardParams and the memory is as the caller promises.
+            unsafe { submit(context, entry, tiles, (&raw mut params).cast(), stream) }
+        }
+        Family::Sm90 => {
+            let grid = tiles.min(context.gpu().multiprocessors);
+            // A block that has one tile only needs nobody to hand out a second.
+            let work_counter =
+                if tiles > grid { context.counters()?.take(context.driver(), stream)? } else { 0 };
+            let encode = |shape: &MapShape| tensor_map(context.driver(), shape);
+            let mut params = sm90_params(entry, problem, forward, tiles, work_counter, encode)?;
+            // SAFETY: the entry takes one Sm90Params, the counter is this launch's, and the memory is as the caller
+            // promises.
+            unsafe { submit(context, entry, grid, (&raw mut params).cast(), stream) }
+        }
+    }
+}
+
+/// Tiles of query rows of the whole call, one for each block of a plain grid.
+pub(crate) fn tiles(entry: &Entry, problem: &Problem) -> Result<u32> {
+    let tiles = problem.seqlen_q.div_ceil(entry.block_m as usize) as u128
+        * problem.heads as u128
+        * problem.batch as u128;
+    u32::try_from(tiles).ok().filter(|&tiles| tiles <= i32::MAX as u32).ok_or_else(|| {
+        Error::invalid(
+            "batch * heads * seqlen_q",
+            format!("{tiles} tiles"),
+            "a launch has at most 2147483647",
+            "split the batch",
+        )
+    })
+}
+
+/// The launch parameters of every family.
+pub(crate) fn forward_params(entry: &Entry, problem: &Problem, addresses: &Addresses) -> ForwardParams {
+    let strides = |strides: Strides| params::Strides {
+        batch: strides.batch as i64,
+        seq: strides.seq as i64,
+        head: strides.head as i64,
+    };
+    ForwardParams {
+        q: addresses.q,
+        k: addresses.k,
+        v: addresses.v,
+        o: addresses.o,
+        lse: addresses.lse,
+        q_strides: strides(problem.q),
+        k_strides: strides(problem.k),
+        v_strides: strides(problem.v),
+        o_strides: strides(problem.o),
+        batch: problem.batch as u32,
+        seqlen_q: problem.seqlen_q as u32,
+        seqlen_k: problem.seqlen_k as u32,
+        heads: problem.heads as u32,
+        kv_heads: problem.kv_heads as u32,
+        head_dim: problem.head_dim as u32,
+        head_dim_v: problem.head_dim_v as u32,
+        scale: problem.scale,
+        // Lengths are below 2^31, so their difference fits.
+        causal_offset: if problem.causal == Causal::No { 0 } else { problem.diagonal() as i32 },
+        blocks_m: problem.seqlen_q.div_ceil(entry.block_m as usize) as u32,
+    }
+}
+
+/// A 16-bit tensor `(head dim, sequence, head, batch)` as a tensor map describes it, innermost first, in boxes of 64
+/// columns with the 128-byte swizzle. The inner extent is the true one, so that columns past it arrive as zeros and
+/// never as the next head's.
+pub(crate) struct MapShape {
+    pub address: u64,
+    pub dims: [u64; 4],
+    /// In bytes, from the second dimension on.
+    pub strides: [u64; 3],
+    pub boxes: [u32; 4],
+}
+
+impl MapShape {
+    const ELEMENT_BYTES: usize = 2;
+
+    fn new(address: u64, dims: [usize; 4], strides: Strides, rows: u32) -> Self {
+        let dims = dims.map(|dim| dim as u64);
+        // The stride of a dimension with one entry is never used, but has to be a valid one.
+        let stride = |stride: usize, extent: u64| {
+            if extent > 1 { (stride * Self::ELEMENT_BYTES) as u64 } else { 16 * dims[0] }
+        };
+        let strides =
+            [stride(strides.seq, dims[1]), stride(strides.head, dims[2]), stride(strides.batch, dims[3])];
+        MapShape { address, dims, strides, boxes: [64, rows, 1, 1] }
+    }
+}
+
+/// The launch parameters of the family `sm90`, with the tensor maps of whoever `encode`s them.
+pub(crate) fn sm90_params(
+    entry: &Entry,
+    problem: &Problem,
+    forward: ForwardParams,
+    tiles: u32,
+    work_counter: u64,
+    encode: impl Fn(&MapShape) -> Result<TensorMap>,
+) -> Result<Sm90Params> {
+    // A warpgroup loads and multiplies 64 rows of Q.
+    const Q_ROWS: u32 = 64;
+    let &Problem { batch, seqlen_q, seqlen_k, heads, kv_heads, head_dim, head_dim_v, q, k, v, .. } = problem;
+    let map = |address, dims, strides, rows| encode(&MapShape::new(address, dims, strides, rows));
+    let heads_per_group = heads_per_group(problem, forward.blocks_m);
+    Ok(Sm90Params {
+        q_map: map(forward.q, [head_dim, seqlen_q, heads, batch], q, Q_ROWS)?,
+        k_map: map(forward.k, [head_dim, seqlen_k, kv_heads, batch], k, entry.block_n)?,
+        v_map: map(forward.v, [head_dim_v, seqlen_k, kv_heads, batch], v, entry.block_n)?,
+        forward,
+        work_counter,
+        order: TileOrder::new(
+            forward.blocks_m,
+            forward.heads,
+            forward.kv_heads,
+            forward.batch,
+            heads_per_group,
+        ),
+    })
+}
+
+/// The map as the driver encodes it.
+fn tensor_map(driver: &Functions, shape: &MapShape) -> Result<TensorMap> {
+    /// The driver writes maps to addresses aligned to 64 only.
+    #[repr(align(64))]
+    struct Aligned([u64; 16]);
+
+    let mut map = Aligned([0; 16]);
+    let element_strides = [1u32; 4];
+    // SAFETY: four dimensions and three strides, and the map's address is aligned as the driver asks.
+    let code = unsafe {
+        (driver.cuTensorMapEncodeTiled)(
+            &mut map.0,
+            driver::TENSOR_MAP_UINT16,
+            shape.dims.len() as u32,
+            shape.address,
+            shape.dims.as_ptr(),
+            shape.strides.as_ptr(),
+            shape.boxes.as_ptr(),
+            element_strides.as_ptr(),
+            driver::TENSOR_MAP_INTERLEAVE_NONE,
+            driver::TENSOR_MAP_SWIZZLE_128B,
+            driver::TENSOR_MAP_L2_PROMOTION_256B,
+            driver::TENSOR_MAP_FILL_ZEROS,
+        )
+    };
+    check(driver, "cuTensorMapEncodeTiled", code)?;
+    Ok(TensorMap(map.0))
+}
+
+/// Launches `entry` on `grid` blocks.
+///
+/// # Safety
+/// `params` points to the entry's parameter struct, and what it says is true.
+unsafe fn submit(
+    context: &Context,
+    entry: &Entry,
+    grid: u32,
+    params: *mut c_void,
+    stream: RawStream,
+) -> Result<()> {
+    let kernel = context.kernel(entry)?;
+    let config = LaunchConfig {
+        grid: [grid, 1, 1],
+        block: [entry.threads, 1, 1],
+        shared_bytes: entry.shared_bytes,
+        stream,
+        attributes: std::ptr::null(),
+        attribute_count: 0,
+    };
+    let mut arguments = [params];
+    // SAFETY: the kernel is loaded in this context and its one parameter is as the caller promises.
+    let code = unsafe {
+        (context.driver().cuLaunchKernelEx)(
+            &config,
+            kernel.function(),
+            arguments.as_mut_ptr(),
+            std::ptr::null_mut(),
+        )
+    };
+    check(context.driver(), "cuLaunchKernelEx", code)?;
+    tracing::debug!(kernel = entry.name, grid, threads = entry.threads, "launched");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,174 @@
+use super::*;
+use crate::fake_driver::{DRIVER, Map, allocations, books};
+use crate::module::{Source, driver_functions};
+use crate::plan::GpuProperties;
+use crate::plan::tests::{H200, TABLE};
+use crate::problem::DType;
+
+const ADDRESSES: Addresses =
+    Addresses { q: 0x1000_0000, k: 0x2000_0000, v: 0x3000_0000, o: 0x4000_0000, lse: 0x5000_0000 };
+const STREAM: RawStream = 0x99 as RawStream;
+
+fn context() -> Context {
+    Context::new(&DRIVER, Source { cubin: |_| None, ptx: |_| Ok(b"ptx".to_vec()) }).unwrap()
+}
+
+fn plan(problem: &Problem) -> Plan {
+    Plan::among(|| TABLE.iter(), problem, &H200, &PlanOptions::default()).unwrap()
+}
+
+fn launch(context: &Context, problem: &Problem) {
+    // SAFETY: nothing runs on the driver of the tests.
+    unsafe { run(context, &plan(problem), problem, &ADDRESSES, STREAM) }.unwrap()
+}
+
+/// The machines that build this have no driver; on one that has, there is no current context.
+#[test]
+fn without_a_driver_or_a_context_the_call_says_so() {
+    let problem = Problem::new(DType::F32, 1, 16, 1, 64);
+    // SAFETY: nothing can be launched without a context.
+    let error = unsafe { forward(&problem, &ADDRESSES, None, std::ptr::null_mut()) }.unwrap_err().to_string();
+    match driver_functions() {
+        Ok(_) => assert!(error.starts_with("no CUDA context is current on this thread"), "{error}"),
+        Err(_) => {
+            assert!(error.starts_with("no NVIDIA driver found: "), "{error}");
+            assert!(error.ends_with("; use the CPU device"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_plain_kernel_gets_a_block_for_each_tile() {
+    let mut problem = Problem::new(DType::F32, 3, 300, 4, 64);
+    (problem.kv_heads, problem.seqlen_k, problem.scale) = (2, 500, 0.25);
+    problem.causal = Causal::BottomRight;
+    launch(&context(), &problem);
+    books(|books| {
+        let launch = books.launches[0];
+        assert_eq!(
+            (launch.grid, launch.block, launch.shared_bytes),
+            ([3 * 3 * 4, 1, 1], [256, 1, 1], 64 << 10)
+        );
+        assert_eq!((launch.stream, launch.attribute_count), (STREAM, 0));
+        let params = books.plain[0];
+        assert_eq!((params.q, params.k, params.v), (ADDRESSES.q, ADDRESSES.k, ADDRESSES.v));
+        assert_eq!((params.o, params.lse), (ADDRESSES.o, ADDRESSES.lse));
+        assert_eq!(params.q_strides, params::Strides { batch: 300 * 256, seq: 256, head: 64 });
+        assert_eq!((params.batch, params.heads, params.kv_heads), (3, 4, 2));
+        assert_eq!((params.seqlen_q, params.seqlen_k, params.blocks_m), (300, 500, 3));
+        assert_eq!((params.head_dim, params.head_dim_v, params.scale), (64, 64, 0.25));
+        assert_eq!(params.causal_offset, 200);
+    });
+}
+
+#[test]
+fn a_top_left_mask_has_no_offset() {
+    let mut problem = Problem::new(DType::F32, 1, 300, 1, 64);
+    (problem.seqlen_k, problem.causal) = (500, Causal::TopLeft);
+    launch(&context(), &problem);
+    assert_eq!(books(|books| books.plain[0].causal_offset), 0);
+}
+
+#[test]
+fn a_hopper_kernel_gets_maps_of_the_true_extents() {
+    let mut problem = Problem::new(DType::Bf16, 1, 512, 4, 96);
+    (problem.kv_heads, problem.head_dim_v, problem.seqlen_k) = (1, 72, 300);
+    problem.k = Strides { batch: 0, seq: 200, head: 1 };
+    problem.v = Strides { batch: 0, seq: 200, head: 1 };
+    launch(&context(), &problem);
+    let maps = books(|books| books.maps.clone());
+    let map = |address, dims, strides, rows| Map { address, dims, strides, boxes: [64, rows, 1, 1] };
+    // The batch of 1 and the one key head have strides that are valid and never used.
+    let q = map(ADDRESSES.q, [96, 512, 4, 1], [4 * 96 * 2, 96 * 2, 16 * 96], 64);
+    let k = map(ADDRESSES.k, [96, 300, 1, 1], [400, 16 * 96, 16 * 96], 64);
+    let v = map(ADDRESSES.v, [72, 300, 1, 1], [400, 16 * 72, 16 * 72], 64);
+    assert_eq!(maps, [q, k, v]);
+    books(|books| {
+        let params = books.sm90[0];
+        assert_eq!(
+            [params.q_map.0[0], params.k_map.0[0], params.v_map.0[0]],
+            [ADDRESSES.q, ADDRESSES.k, ADDRESSES.v]
+        );
+        assert_eq!((params.tiles, books.launches[0].grid), (16, [16, 1, 1]));
+    });
+}
+
+#[test]
+fn a_persistent_grid_is_no_larger_than_the_gpu_and_has_a_counter_of_its_own() {
+    let context = context();
+    let problem = Problem::new(DType::Bf16, 2, 4096, 16, 128);
+    launch(&context, &problem);
+    launch(&context, &problem);
+    books(|books| {
+        assert_eq!(books.launches[0].grid, [H200.multiprocessors, 1, 1]);
+        let counters: Vec<u64> = books.sm90.iter().map(|params| params.work_counter).collect();
+        assert_eq!(counters, [0x7000_0000, 0x7000_0008]);
+        assert_eq!((books.sm90[0].tiles, books.sm90[0].heads_per_group), (2 * 16 * 32, 16));
+    });
+    // As many tiles as blocks: nobody hands out a second one.
+    launch(&context, &Problem::new(DType::Bf16, 1, 128, 132, 128));
+    assert_eq!(books(|books| books.sm90[2].work_counter), 0);
+}
+
+#[test]
+fn captured_launches_have_counters_that_never_come_again() {
+    let (context, problem) = (context(), Problem::new(DType::Bf16, 2, 4096, 16, 128));
+    launch(&context, &problem);
+    books(|books| books.capturing = true);
+    launch(&context, &problem);
+    launch(&context, &problem);
+    books(|books| books.capturing = false);
+    launch(&context, &problem);
+    let slots: Vec<u64> =
+        books(|books| books.sm90.iter().map(|params| (params.work_counter - 0x7000_0000) / 8).collect());
+    assert_eq!(slots, [0, 65536, 65537, 1]);
+}
+
+#[test]
+fn a_warm_call_allocates_loads_and_waits_for_nothing() {
+    let context = context();
+    for (problem, expected) in [
+        (Problem::new(DType::F32, 1, 512, 2, 64), &["cuLaunchKernelEx"] as &[_]),
+        (
+            Problem::new(DType::Bf16, 2, 4096, 16, 128),
+            &[
+                "cuStreamIsCapturing",
+                "cuTensorMapEncodeTiled",
+                "cuTensorMapEncodeTiled",
+                "cuTensorMapEncodeTiled",
+                "cuLaunchKernelEx",
+            ],
+        ),
+    ] {
+        launch(&context, &problem);
+        books(|books| books.calls.clear());
+        let before = allocations();
+        launch(&context, &problem);
+        layout::check(&problem, &ADDRESSES).unwrap();
+        assert_eq!(allocations() - before, 0);
+        assert_eq!(books(|books| books.calls.clone()), expected);
+    }
+}
+
+#[test]
+fn nothing_to_do_launches_nothing() {
+    let context = context();
+    launch(&context, &Problem::new(DType::F32, 0, 512, 2, 64));
+    let mut problem = Problem::new(DType::F32, 1, 512, 2, 64);
+    problem.seqlen_q = 0;
+    launch(&context, &problem);
+    assert!(books(|books| books.launches.is_empty()));
+    // Rows without keys are rows all the same.
+    let mut problem = Problem::new(DType::Bf16, 1, 512, 2, 64);
+    problem.seqlen_k = 0;
+    launch(&context, &problem);
+    assert_eq!(books(|books| books.plain[0].seqlen_k), 0);
+}
+
+#[test]
+fn more_tiles_than_a_grid_has_are_refused() {
+    let problem = Problem::new(DType::F32, 1 << 20, 1, 1 << 12, 64);
+    let gpu = GpuProperties { ..H200 };
+    let plan = Plan::among(|| TABLE.iter(), &problem, &gpu, &PlanOptions::default()).unwrap();
+    insta::assert_snapshot!(tiles(&plan.entry, &problem).unwrap_err(), @"batch * heads * seqlen_q is 4294967296 tiles, but a launch has at most 2147483647; split the batch");
+}

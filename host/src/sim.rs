@@ -1,0 +1,214 @@
+//! The simulated device: a plan's kernel on the CPU, one fiber a thread, every access checked.
+//!
+//! See docs/simulator.md. This is for tests and for trying a kernel without a GPU; it is not a fast way to compute
+//! attention.
+
+use crate::element::Element;
+use crate::error::{Error, Result};
+use crate::launch::{self, Addresses, MapShape};
+use crate::plan::{Alignment, Entry, Family, GpuProperties, Plan, PlanOptions};
+use crate::problem::{DType, Problem, Strides};
+use cuda_std::sim::{Access, Launch, Memory, Swizzle, encode_tensor_map};
+pub use cuda_std::sim::{Finding, FindingKind, Report};
+use cuda_std::tma::ParamAddress;
+use flash_attention_kernels::params::TensorMap;
+use flash_attention_kernels::simulate::{Kernel, kernel};
+
+/// What the simulated GPU is: a Hopper GPU with few multiprocessors, so that small problems need several turns.
+pub const GPU: GpuProperties =
+    GpuProperties { capability: (9, 0), multiprocessors: 3, max_shared: 227 << 10 };
+
+/// How to run a problem.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// The kernel family; the plan's choice where there is none.
+    pub kernel: Option<Family>,
+    /// The schedule.
+    pub seed: u64,
+}
+
+/// What a launch gave.
+pub struct Outcome<T> {
+    /// The kernel that ran.
+    pub plan: Plan,
+    /// O, laid out as the problem's strides say; what the kernel did not write is NaN.
+    pub o: Vec<T>,
+    /// LSE `(batch, heads, seqlen_q)`.
+    pub lse: Vec<f32>,
+    /// What was wrong, and how much was done.
+    pub report: Report,
+}
+
+/// Runs attention forward on the simulated device. The tensors lie in their slices as the problem's strides say; what
+/// lies between their rows is out of bounds for the kernel.
+///
+/// # Errors
+/// As [`launch::forward`], but for the driver's; where the plan's kernel has no simulated counterpart; where a slice is
+/// too short.
+pub fn forward<T: Element>(
+    problem: &Problem,
+    q: &[T],
+    k: &[T],
+    v: &[T],
+    options: &Options,
+) -> Result<Outcome<T>> {
+    problem.check()?;
+    if problem.dtype != T::DTYPE {
+        return Err(Error::invalid("dtype", problem.dtype.name(), "must be the slices'", "convert them"));
+    }
+    let plan_options = PlanOptions { kernel: options.kernel, alignment: Alignment::default() };
+    let plan = Plan::new(problem, &GPU, &plan_options)?;
+    let tensors = Shapes::of(problem);
+    let mut memory = Memory::new();
+    let addresses = Addresses {
+        q: tensors.q.upload(&mut memory, "Q", q)?,
+        k: tensors.k.upload(&mut memory, "K", k)?,
+        v: tensors.v.upload(&mut memory, "V", v)?,
+        o: tensors.o.output::<T>(&mut memory, "O"),
+        lse: memory.output::<f32>("LSE", problem.batch * problem.heads * problem.seqlen_q),
+    };
+    let report = if problem.batch == 0 || problem.seqlen_q == 0 {
+        Report::default()
+    } else {
+        run(&plan.entry, problem, &addresses, &mut memory, options)?
+    };
+    let rows = problem.batch * problem.heads * problem.seqlen_q;
+    Ok(Outcome {
+        plan,
+        o: download(&mut memory, addresses.o, tensors.o.elements()),
+        lse: memory.read(addresses.lse, rows),
+        report,
+    })
+}
+
+fn run(
+    entry: &Entry,
+    problem: &Problem,
+    addresses: &Addresses,
+    memory: &mut Memory,
+    options: &Options,
+) -> Result<Report> {
+    let Some(kernel) = kernel(entry.name) else {
+        return Err(Error::unavailable(
+            format!("{} cannot be simulated", entry.name),
+            "name another kernel family",
+        ));
+    };
+    let forward = launch::forward_params(entry, problem, addresses);
+    let tiles = launch::tiles(entry, problem)?;
+    let launch = Launch::new(entry.name, tiles, entry.threads).shared(entry.shared_bytes).seed(options.seed);
+    match kernel {
+        // SAFETY: the simulated device checks every access; the parameters are those of the entry.
+        Kernel::Forward(entry) => Ok(launch.run(memory, || unsafe { entry(forward) })),
+        Kernel::Sm90(function) => {
+            let grid = tiles.min(GPU.multiprocessors);
+            let mut work_counter = 0;
+            if tiles > grid {
+                work_counter = memory.output::<u32>("work counter", 2);
+                memory.write(work_counter, &[0u32; 2]);
+            }
+            let encode = |map: &MapShape| {
+                let MapShape { address, dims, strides, boxes } = map;
+                Ok(TensorMap(encode_tensor_map(*address, dims, strides, boxes, 2, Swizzle::Bytes128)))
+            };
+            let params = launch::sm90_params(entry, problem, forward, tiles, work_counter, encode)?;
+            let maps = ParamAddress(&raw const params as u64);
+            // SAFETY: as above.
+            Ok(Launch { grid, ..launch }.run(memory, || unsafe { function(params, maps) }))
+        }
+    }
+}
+
+/// A tensor `(batch, sequence, head, dim)` in a slice.
+struct Shape {
+    dims: [usize; 4],
+    strides: Strides,
+}
+
+struct Shapes {
+    q: Shape,
+    k: Shape,
+    v: Shape,
+    o: Shape,
+}
+
+impl Shapes {
+    fn of(p: &Problem) -> Self {
+        let shape = |seqlen, heads, dim, strides| Shape { dims: [p.batch, seqlen, heads, dim], strides };
+        Shapes {
+            q: shape(p.seqlen_q, p.heads, p.head_dim, p.q),
+            k: shape(p.seqlen_k, p.kv_heads, p.head_dim, p.k),
+            v: shape(p.seqlen_k, p.kv_heads, p.head_dim_v, p.v),
+            o: shape(p.seqlen_q, p.heads, p.head_dim_v, p.o),
+        }
+    }
+}
+
+impl Shape {
+    /// First elements of the rows.
+    fn rows(&self) -> impl Iterator<Item = usize> {
+        let ([batch, seqlen, heads, _], strides) = (self.dims, self.strides);
+        (0..batch).flat_map(move |b| {
+            (0..seqlen).flat_map(move |i| {
+                (0..heads).map(move |h| b * strides.batch + i * strides.seq + h * strides.head)
+            })
+        })
+    }
+
+    /// Elements from the first to the end of the last row.
+    fn elements(&self) -> usize {
+        self.rows().max().map_or(0, |last| last + self.dims[3])
+    }
+
+    fn upload<T: Element>(&self, memory: &mut Memory, name: &'static str, values: &[T]) -> Result<u64> {
+        if values.len() < self.elements() {
+            return Err(Error::invalid(
+                name,
+                format!("a slice of {} elements", values.len()),
+                format!("needs {}", self.elements()),
+                "check its shape and strides",
+            ));
+        }
+        let address = memory.region(name, size_of_val(values).next_multiple_of(2) as u64, Access::Read);
+        match T::DTYPE {
+            // SAFETY: f16 and bf16 are u16 underneath.
+            DType::F16 | DType::Bf16 => memory.write(address, unsafe { cast::<T, u16>(values) }),
+            // SAFETY: the type is f32.
+            DType::F32 => memory.write(address, unsafe { cast::<T, f32>(values) }),
+        }
+        memory.forbid_read(address, size_of_val(values) as u64);
+        let bytes = (self.dims[3] * size_of::<T>()) as u64;
+        self.rows().for_each(|row| memory.allow_read(address + (row * size_of::<T>()) as u64, bytes));
+        Ok(address)
+    }
+
+    fn output<T: Element>(&self, memory: &mut Memory, name: &str) -> u64 {
+        let address = memory.region(name, (self.elements() * size_of::<T>()) as u64, Access::Write);
+        let bytes = (self.dims[3] * size_of::<T>()) as u64;
+        self.rows().for_each(|row| memory.allow_write(address + (row * size_of::<T>()) as u64, bytes));
+        address
+    }
+}
+
+fn download<T: Element>(memory: &mut Memory, address: u64, elements: usize) -> Vec<T> {
+    match T::DTYPE {
+        DType::F16 | DType::Bf16 => {
+            let bits = memory.read::<u16>(address, elements);
+            // SAFETY: f16 and bf16 are u16 underneath.
+            unsafe { cast::<u16, T>(&bits) }.to_vec()
+        }
+        DType::F32 => {
+            let values = memory.read::<f32>(address, elements);
+            // SAFETY: the type is f32.
+            unsafe { cast::<f32, T>(&values) }.to_vec()
+        }
+    }
+}
+
+/// # Safety
+/// `A` and `B` have the same representation.
+unsafe fn cast<A, B>(values: &[A]) -> &[B] {
+    assert!(size_of::<A>() == size_of::<B>() && align_of::<A>() == align_of::<B>());
+    // SAFETY: as the caller promises.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), values.len()) }
+}

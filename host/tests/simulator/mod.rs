@@ -1,0 +1,4 @@
+//! The shipped kernels on the simulated device, without a GPU: edge shapes, many schedules, planted bugs.
+
+mod case;
+mod sweep;

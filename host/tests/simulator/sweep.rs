@@ -1,0 +1,100 @@
+//! The edge shapes of the semantics: every family against the f64 reference, without findings.
+
+use super::case::{Case, Layout};
+use flash_attention::sim::Options;
+use flash_attention::{Causal, DType, Family};
+use flash_attention_kernels::config::{MaskKind, entries};
+use flash_attention_kernels::simulate::kernel;
+use rayon::prelude::*;
+
+/// Lengths that end inside, on and just past tiles, empty ones, and more queries than keys.
+const LENGTHS: [(usize, usize); 8] =
+    [(1, 1), (1, 77), (65, 64), (64, 65), (128, 128), (150, 40), (3, 0), (0, 3)];
+
+/// The edge cases of a family whose smallest tile holds `d` columns.
+pub fn edges(dtype: DType, d: usize) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (n, &lengths) in LENGTHS.iter().enumerate() {
+        for causal in [Causal::No, Causal::BottomRight, Causal::TopLeft] {
+            // Layouts and head groups take turns: their product with the lengths tells nothing more.
+            let layout = [Layout::Gaps, Layout::Bshd, Layout::Bhsd][(n + causal as usize) % 3];
+            let heads = [(2, 1), (1, 1), (2, 2)][n % 3];
+            cases.push(Case { causal, layout, heads, ..Case::new(dtype, lengths, d) });
+        }
+    }
+    let narrow = (d - 8, d - 24);
+    cases.push(Case { dims: narrow, layout: Layout::Gaps, ..Case::new(dtype, (40, 90), d) });
+    cases.push(Case { dims: (d - 40, d), ..Case::new(dtype, (33, 17), d) });
+    cases.push(Case {
+        batch: 3,
+        heads: (4, 2),
+        causal: Causal::BottomRight,
+        ..Case::new(dtype, (130, 140), d)
+    });
+    // NaN in one query row and one key row; scores far beyond where scale and maximum may be folded.
+    let nan_rows = Some((9, 60));
+    cases.push(Case { nan_rows, causal: Causal::TopLeft, ..Case::new(dtype, (90, 80), d) });
+    cases.push(Case { magnitude: 3000.0, ..Case::new(dtype, (40, 70), d) });
+    cases
+}
+
+/// Runs every case under some schedules and gives all faults.
+#[track_caller]
+fn sweep(family: Family, cases: &[Case]) {
+    let faults: Vec<String> = cases
+        .par_iter()
+        .enumerate()
+        .flat_map_iter(|(n, case)| {
+            (0..2).flat_map(move |seed| {
+                let options = Options { seed: 2 * n as u64 + seed, ..Options::default() };
+                let faults = case.faults(family, &options);
+                faults.into_iter().map(move |fault| format!("{case:?} seed {}: {fault}", options.seed))
+            })
+        })
+        .collect();
+    assert!(faults.is_empty(), "{} faults:\n{}", faults.len(), faults.join("\n"));
+}
+
+/// The families of the table that the host can run, each with its types and the columns of their smallest tiles from
+/// 64 on.
+fn shipped() -> Vec<(Family, DType, usize)> {
+    let mut shipped: Vec<(Family, DType, usize)> = Vec::new();
+    for entry in entries().filter(|entry| entry.head_dim >= 64) {
+        let key = (entry.family, entry.dtype);
+        match shipped.iter_mut().find(|(family, dtype, _)| (*family, *dtype) == key) {
+            Some((.., d)) => *d = (*d).min(entry.head_dim as usize),
+            None => shipped.push((entry.family, entry.dtype, entry.head_dim as usize)),
+        }
+    }
+    shipped
+}
+
+#[test]
+fn every_entry_can_be_simulated() {
+    let missing: Vec<_> = entries().filter(|entry| kernel(entry.name).is_none()).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
+#[test]
+fn edge_shapes_are_right_and_clean() {
+    for (family, dtype, d) in shipped() {
+        sweep(family, &edges(dtype, d));
+    }
+}
+
+/// One short case for every entry: each tile and each mask is compiled for itself.
+#[test]
+fn every_entry_is_right_and_clean() {
+    let faults: Vec<String> = entries()
+        .par_bridge()
+        .flat_map_iter(|entry| {
+            let d = entry.head_dim as usize;
+            let causal = if entry.mask == MaskKind::Causal { Causal::BottomRight } else { Causal::No };
+            let lengths = (entry.block_m as usize / 2 + 3, entry.block_n as usize + 9);
+            let case = Case { causal, layout: Layout::Gaps, ..Case::new(entry.dtype, lengths, d) };
+            let faults = case.faults(entry.family, &Options::default());
+            faults.into_iter().map(move |fault| format!("{}: {fault}", entry.name))
+        })
+        .collect();
+    assert!(faults.is_empty(), "{} faults:\n{}", faults.len(), faults.join("\n"));
+}
