@@ -14,10 +14,10 @@ pub mod score_mod;
 
 #[cfg(any(target_arch = "nvptx64", feature = "sim"))]
 pub mod forward;
-#[cfg(all(not(target_arch = "nvptx64"), feature = "sim"))]
-pub mod simulate;
 #[cfg(any(target_arch = "nvptx64", feature = "sim"))]
 pub mod persistent;
+#[cfg(all(not(target_arch = "nvptx64"), feature = "sim"))]
+pub mod simulate;
 #[cfg(any(target_arch = "nvptx64", feature = "sim"))]
 pub mod streamed_softmax;
 #[cfg(any(target_arch = "nvptx64", feature = "sim"))]

@@ -437,7 +437,12 @@ macro_rules! define {
                     { $block_n / 2 }, { $d / 2 }, { $block_m / ($threads / 2) }, $threads, $slots>(&params, NoScoreMod)
             }
         }
-    )*};
+    )*
+
+        /// The entries by name, for the simulated device.
+        #[cfg(not(target_arch = "nvptx64"))]
+        pub const FUNCTIONS: &[(&str, unsafe fn(ForwardParams))] = &[$((stringify!($name), $name)),*];
+    };
 }
 
 sm80_entries!(define);
