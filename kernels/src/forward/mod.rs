@@ -2,3 +2,5 @@
 
 #[cfg(any(not(target_arch = "nvptx64"), device_arch = "sm_80"))]
 pub mod sm80;
+#[cfg(any(not(target_arch = "nvptx64"), device_arch = "sm_80"))]
+pub mod tiled;
