@@ -112,18 +112,16 @@ pub unsafe fn forward<
         let mut s_frag = RegisterTile::<ROWS, COLUMNS>::zero();
         // SAFETY: both tiles are visible.
         unsafe { multiply_transposed(&mut s_frag, q_smem, k_smem, head_dim, &grid) }
-        for i in 0..ROWS {
-            let row = first_row + grid.row(i) as i32;
-            for j in 0..COLUMNS {
-                let key = first_key + grid.column(j) as i32;
-                if !S::IDENTITY {
-                    s_frag.0[i][j] = score_mod.apply(s_frag.0[i][j] * params.scale, row, key);
-                }
-                // Only the blocks on the diagonal and the one at the end have anything to hide.
-                if block >= blocks.full && !(mask.allows(row, key) && key < seqlen_k as i32) {
-                    s_frag.0[i][j] = f32::NEG_INFINITY;
-                }
-            }
+        let (row_of, key_of) = (|i: u32| first_row + i as i32, |j: u32| first_key + j as i32);
+        if !S::IDENTITY {
+            s_frag.map(&grid, |i, j, s| score_mod.apply(s * params.scale, row_of(i), key_of(j)));
+        }
+        // Only the blocks on the diagonal and the one at the end have anything to hide.
+        if block >= blocks.full {
+            s_frag.map(&grid, |i, j, s| {
+                let allowed = mask.allows(row_of(i), key_of(j)) && key_of(j) < seqlen_k as i32;
+                if allowed { s } else { f32::NEG_INFINITY }
+            });
         }
 
         // Line 9: m_i, P_ij = exp(S_ij - m_i) and l_i.
@@ -174,7 +172,12 @@ macro_rules! define {
                     { $block_m * $width / $threads }, { $block_n / $width }, { $d / $width }>(&params, NoScoreMod)
             }
         }
-    )*};
+    )*
+
+        /// The entries by name, for the simulated device.
+        #[cfg(not(target_arch = "nvptx64"))]
+        pub const FUNCTIONS: &[(&str, unsafe fn(ForwardParams))] = &[$((stringify!($name), $name)),*];
+    };
 }
 
 tiled_entries!(define);

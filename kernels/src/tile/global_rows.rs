@@ -47,9 +47,9 @@ impl<E: Element> GlobalRows<E> {
                 if quads {
                     values = E::four_to_f32(quad.cast::<E::Four>().load(0));
                 } else {
-                    for (i, value) in values.iter_mut().enumerate() {
+                    for i in 0..4 {
                         if column + (i as u32) < self.columns {
-                            *value = E::to_f32(quad.load(i as i64));
+                            values[i] = E::to_f32(quad.load(i as i64));
                         }
                     }
                 }
@@ -71,9 +71,9 @@ impl<E: Element> GlobalRows<E> {
                 if self.in_quads {
                     quad.cast::<E::Four>().store(0, E::four_from_f32(values));
                 } else {
-                    for (i, value) in values.into_iter().enumerate() {
+                    for i in 0..4 {
                         if column + (i as u32) < self.columns {
-                            quad.store(i as i64, E::from_f32(value));
+                            quad.store(i as i64, E::from_f32(values[i]));
                         }
                     }
                 }

@@ -31,9 +31,9 @@ pub unsafe fn multiply_transposed<const WIDTH: u32, const ROWS: usize, const COL
         for j in 0..COLUMNS {
             // SAFETY: inside the tile.
             let b_quad = unsafe { b_smem.quad(grid.column(j), 4 * step) };
-            for i in 0..ROWS {
-                for (a, b) in a_frag[i].into_iter().zip(b_quad) {
-                    out.0[i][j] = math::fma(a, b, out.0[i][j]);
+            for k in 0..4 {
+                for i in 0..ROWS {
+                    out.0[i][j] = math::fma(a_frag[i][k], b_quad[k], out.0[i][j]);
                 }
             }
         }
@@ -65,9 +65,9 @@ pub unsafe fn multiply<const DEPTH: u32, const WIDTH: u32, const ROWS: usize, co
                 // SAFETY: inside the tile.
                 let b_quad = unsafe { b_smem.quad(4 * step + k as u32, grid.quad(j)) };
                 for i in 0..ROWS {
-                    for (column, b) in b_quad.into_iter().enumerate() {
+                    for column in 0..4 {
                         let value = &mut out.0[i][4 * j + column];
-                        *value = math::fma(a_frag[i][k], b, *value);
+                        *value = math::fma(a_frag[i][k], b_quad[column], *value);
                     }
                 }
             }

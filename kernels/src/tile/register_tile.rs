@@ -16,6 +16,16 @@ impl<const ROWS: usize, const COLUMNS: usize> RegisterTile<ROWS, COLUMNS> {
         RegisterTile([[0.0; COLUMNS]; ROWS])
     }
 
+    /// Replaces each value by `f(row, column, value)`, with the row and column of the whole tile.
+    #[inline(always)]
+    pub fn map(&mut self, grid: &ThreadGrid, f: impl Fn(u32, u32, f32) -> f32) {
+        for i in 0..ROWS {
+            for j in 0..COLUMNS {
+                self.0[i][j] = f(grid.row(i), grid.column(j), self.0[i][j]);
+            }
+        }
+    }
+
     /// Multiplies each row by its factor: `diag(factors) * self`.
     #[inline(always)]
     pub fn scale_rows(&mut self, factors: &RowVector<ROWS>) {

@@ -4,7 +4,7 @@ use super::global_rows::GlobalRows;
 use super::register_tile::{RegisterTile, ThreadGrid};
 use cuda_std::element::Element;
 use cuda_std::shared::SharedPtr;
-use cuda_std::thread;
+use cuda_std::{register, thread};
 
 /// Rows of `WIDTH` columns, a multiple of 4.
 ///
@@ -76,19 +76,20 @@ impl<const WIDTH: u32> SharedTile<WIDTH> {
         /// Loads in flight at once.
         const BATCH: usize = 4;
         const { assert!((ROWS * WIDTH / 4).is_multiple_of(THREADS * BATCH as u32)) };
-        let place = |index: u32| (index / (WIDTH / 4), index % (WIDTH / 4) * 4);
-        for batch in 0..ROWS * WIDTH / 4 / THREADS / BATCH as u32 {
-            let index = |i: usize| (batch * BATCH as u32 + i as u32) * THREADS + thread::thread_idx_x();
+        // Not a constant for the compiler, which would otherwise write out every step.
+        let batches = register::opaque(ROWS * WIDTH / 4 / THREADS / BATCH as u32);
+        for batch in 0..batches {
+            let quad = |i: usize| (batch * BATCH as u32 + i as u32) * THREADS + thread::thread_idx_x();
+            let (row, column) = (|i| quad(i) / (WIDTH / 4), |i| quad(i) % (WIDTH / 4) * 4);
             let mut values = [[0.0; 4]; BATCH];
-            for (i, value) in values.iter_mut().enumerate() {
-                let (row, column) = place(index(i));
+            for i in 0..BATCH {
                 // SAFETY: the caller's tensor.
-                *value = unsafe { source.load(first_row + row as i32, column, quads) };
+                values[i] = unsafe { source.load(first_row + row(i) as i32, column(i), quads) };
             }
-            for (i, value) in values.into_iter().enumerate() {
-                let (row, column) = place(index(i));
-                // SAFETY: `place` stays inside ROWS rows.
-                unsafe { self.first.offset(row * Self::PITCH + column).cast::<[f32; 4]>().store(0, value) }
+            for i in 0..BATCH {
+                let place = self.first.offset(row(i) * Self::PITCH + column(i)).cast::<[f32; 4]>();
+                // SAFETY: inside the tile's ROWS rows.
+                unsafe { place.store(0, values[i]) }
             }
         }
     }
