@@ -22,6 +22,8 @@ pub mod persistent;
 pub mod simulate;
 #[cfg(any(target_arch = "nvptx64", feature = "sim"))]
 pub mod scheduler;
+#[cfg(all(not(target_arch = "nvptx64"), feature = "sim"))]
+pub mod simulate;
 #[cfg(any(target_arch = "nvptx64", feature = "sim"))]
 pub mod softmax;
 #[cfg(any(target_arch = "nvptx64", feature = "sim"))]

@@ -3,8 +3,8 @@
 use cuda_std::element::{Bf16, Element, F16};
 use cuda_std::sim::{Access, Launch, Memory};
 use flash_attention_kernels::config::{self, Entry, Family, MaskKind};
-use flash_attention_kernels::forward::tiled;
 use flash_attention_kernels::params::{ForwardParams, Strides};
+use flash_attention_kernels::simulate::{self, Kernel};
 
 /// How a tensor lies in memory; what is between its elements holds NaN and may not be touched.
 #[derive(Clone, Copy, Debug)]
@@ -135,8 +135,10 @@ fn bits_of(dtype: &str, value: f32) -> u16 {
 
 /// The entry as a host function.
 fn function(entry: &Entry) -> unsafe fn(ForwardParams) {
-    let named = |(name, _): &&(&str, _)| *name == entry.name;
-    tiled::FUNCTIONS.iter().find(named).expect("the entry's function").1
+    match simulate::kernel(entry.name) {
+        Some(Kernel::Forward(function)) => function,
+        _ => panic!("{} cannot be simulated", entry.name),
+    }
 }
 
 impl Call {
