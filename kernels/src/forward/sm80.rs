@@ -416,7 +416,7 @@ unsafe fn store<T: Half, const O: usize, const TILES: usize>(
         unsafe {
             let o_row = o_head.offset(row * strides.seq);
             fragment::store_row::<T, O>(o_frag, half, factor, o_row, params.head_dim_v, valid);
-            if valid && params.lse != 0 && warp::lane_id() % 4 == 0 {
+            if valid && params.lse != 0 && warp::lane_id().is_multiple_of(4) {
                 lse_head.store(row, lse);
             }
         }
