@@ -18,8 +18,6 @@ pub mod score_mod;
 pub mod forward;
 #[cfg(any(target_arch = "nvptx64", feature = "sim"))]
 pub mod persistent;
-#[cfg(all(not(target_arch = "nvptx64"), feature = "sim"))]
-pub mod simulate;
 #[cfg(any(target_arch = "nvptx64", feature = "sim"))]
 pub mod scheduler;
 #[cfg(all(not(target_arch = "nvptx64"), feature = "sim"))]

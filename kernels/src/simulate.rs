@@ -15,6 +15,6 @@ pub enum Kernel {
 
 /// The entry of that name.
 pub fn kernel(name: &str) -> Option<Kernel> {
-    let mut forward = forward::sm80::FUNCTIONS.iter();
+    let mut forward = [forward::tiled::FUNCTIONS, forward::sm80::FUNCTIONS].into_iter().flatten();
     forward.find(|(entry, _)| *entry == name).map(|(_, function)| Kernel::Forward(*function))
 }

@@ -172,7 +172,12 @@ macro_rules! define {
                     { $block_m * $width / $threads }, { $block_n / $width }, { $d / $width }>(&params, NoScoreMod)
             }
         }
-    )*};
+    )*
+
+        /// The entries by name, for the simulated device.
+        #[cfg(not(target_arch = "nvptx64"))]
+        pub const FUNCTIONS: &[(&str, unsafe fn(ForwardParams))] = &[$((stringify!($name), $name)),*];
+    };
 }
 
 tiled_entries!(define);
