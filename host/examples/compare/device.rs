@@ -137,7 +137,7 @@ fn run_on<T: Element>(
             None => name,
         },
         kernel: plan.map_or("cpu", |plan| plan.entry.family.name()).into(),
-        plan: plan.map_or_else(|| "the CPU device".into(), |plan| plan.to_string()),
+        plan: plan.map_or_else(cpu_plan, |plan| plan.to_string()),
         o: o.to_vec()?,
         lse: lse.to_vec()?,
         timing: Timing { time, peak_bytes },
@@ -172,6 +172,10 @@ fn simulate<T: Element>(
         standard: None,
         findings,
     })
+}
+
+fn cpu_plan() -> String {
+    format!("tiles on the CPU's vectors ({})", cpu::instruction_set())
 }
 
 fn strided<T: Element>(tensor: &Tensor<T>, strides: Strides) -> flash_attention::Result<TensorView<'_, T>> {
