@@ -4,7 +4,7 @@ use crate::measure::Failure;
 use crate::options::{DeviceChoice, KernelChoice};
 use crate::tensors::{Inputs, dims};
 use flash_attention::{
-    Attention, Device, Element, Family, Problem, Stream, Strides, Tensor, TensorView, sim,
+    Attention, Device, Element, Family, Problem, Stream, Strides, Tensor, TensorView, cpu, sim,
 };
 use std::time::{Duration, Instant};
 
