@@ -112,6 +112,10 @@ impl<const CHUNKS: u32, const BLOCK_N: u32, const THREADS: u32> KeysAndValues<CH
 /// `CHUNKS` is the tile's head dim in chunks of 8; `S` and `O` are a lane's scores and outputs of 16 rows, `BLOCK_N / 2`
 /// and `4 * CHUNKS`; `TILES` the tiles of 16 rows of a warp.
 ///
+/// # Thread mapping
+/// Warp `w` owns the `16 * TILES` query rows from row `16 * TILES * w` of the block's tile on; inside a tile of 16
+/// rows, lane `4 * r + t` holds rows `r` and `r + 8` ([`fragment`]). All threads copy K and V.
+///
 /// # Safety
 /// `THREADS` threads, one block a tile, the dynamic shared memory of the entry table, and addresses, shapes and strides
 /// that the host has checked: rows of Q, K, V and O are aligned to 16 bytes.

@@ -53,6 +53,10 @@ impl<const D: u32, const BLOCK_N: u32> SharedMemory<D, BLOCK_N> {
 /// `D` is the tile's head dimension; smaller ones are filled up with zeros. A thread's fragments are `ROWS` query rows
 /// by `COLUMNS` keys of the scores and by `OUT` columns of the output.
 ///
+/// # Thread mapping
+/// `THREADS` threads as a grid over the tile: the `BLOCK_N / COLUMNS` threads of a row share `ROWS` query rows and lie
+/// in one warp; rows and columns of a thread are interleaved with its neighbours' ([`ThreadGrid`]).
+///
 /// # Safety
 /// `THREADS` threads, one block a tile, the dynamic shared memory of the entry table, and addresses, shapes and strides
 /// that the host has checked.
