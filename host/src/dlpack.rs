@@ -238,8 +238,8 @@ impl Imported {
         let Layout { address, device, shape, strides, .. } = self.layout;
         let memory = match (device, self.layout.extent()) {
             (Device::Cpu, 0) => Memory::Host(&[]),
-            // SAFETY: what `from_raw` was promised: that many elements are there for as long as `self` is.
             (Device::Cpu, len) => {
+                // SAFETY: what `from_raw` was promised: that many elements are there for as long as `self` is.
                 Memory::Host(unsafe { std::slice::from_raw_parts(address as *const T, len) })
             }
             (device, len) => Memory::Gpu { address, len: Some(len), device: Some(device) },
@@ -264,8 +264,8 @@ impl Imported {
         let Layout { address, device, shape, strides, .. } = self.layout;
         let memory = match (device, self.layout.extent()) {
             (Device::Cpu, 0) => MemoryMut::Host(&mut []),
-            // SAFETY: what `from_raw` was promised, nobody else uses it, and `self` is borrowed as long.
             (Device::Cpu, len) => {
+                // SAFETY: what `from_raw` was promised, nobody else uses it, and `self` is borrowed as long.
                 MemoryMut::Host(unsafe { std::slice::from_raw_parts_mut(address as *mut T, len) })
             }
             (device, len) => MemoryMut::Gpu { address, len: Some(len), device: Some(device) },

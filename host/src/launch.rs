@@ -112,7 +112,7 @@ unsafe fn run(
             let work_counter =
                 if tiles > grid { context.counters()?.take(context.driver(), stream)? } else { 0 };
             let encode = |shape: &MapShape| tensor_map(context.driver(), shape);
-            let mut params = sm90_params(entry, problem, forward, tiles, work_counter, encode)?;
+            let mut params = sm90_params(entry, problem, forward, work_counter, encode)?;
             // SAFETY: the entry takes one Sm90Params, the counter is this launch's, and the memory is as the caller
             // promises.
             unsafe { submit(context, entry, grid, (&raw mut params).cast(), stream) }
@@ -197,7 +197,6 @@ pub(crate) fn sm90_params(
     entry: &Entry,
     problem: &Problem,
     forward: ForwardParams,
-    tiles: u32,
     work_counter: u64,
     encode: impl Fn(&MapShape) -> Result<TensorMap>,
 ) -> Result<Sm90Params> {

@@ -75,3 +75,8 @@ pub use extras::{Bias, Extras};
 pub use plan::{Family, GpuProperties, Plan, PlanOptions};
 pub use problem::{Causal, DType, Problem, Strides, Window};
 pub use tensor::{Tensor, TensorView, TensorViewMut};
+
+/// The README's example runs as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

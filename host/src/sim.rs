@@ -111,7 +111,7 @@ fn run(
                 let MapShape { address, dims, strides, boxes } = map;
                 Ok(TensorMap(encode_tensor_map(*address, dims, strides, boxes, 2, Swizzle::Bytes128)))
             };
-            let params = launch::sm90_params(entry, problem, forward, tiles, work_counter, encode)?;
+            let params = launch::sm90_params(entry, problem, forward, work_counter, encode)?;
             let maps = ParamAddress(&raw const params as u64);
             // SAFETY: as above.
             Ok(Launch { grid, ..launch }.run(memory, || unsafe { function(params, maps) }))

@@ -105,6 +105,74 @@ impl Entry {
     }
 }
 
+/// Rows of the kernel on plain multiply-adds: type, head dim, mask, query rows and keys of a tile, threads, threads
+/// that share a row.
+macro_rules! tiled_entries {
+    ($callback:ident) => {
+        $callback! {
+            tiled_f16_d32_full: F16 32 Full 64 64 128 8;
+            tiled_f16_d32_causal: F16 32 Causal 64 64 128 8;
+            tiled_f16_d64_full: F16 64 Full 64 64 128 16;
+            tiled_f16_d64_causal: F16 64 Causal 64 64 128 16;
+            tiled_f16_d128_full: F16 128 Full 64 64 128 16;
+            tiled_f16_d128_causal: F16 128 Causal 64 64 128 16;
+            tiled_f16_d256_full: F16 256 Full 32 32 128 16;
+            tiled_f16_d256_causal: F16 256 Causal 32 32 128 16;
+            tiled_bf16_d32_full: Bf16 32 Full 64 64 128 8;
+            tiled_bf16_d32_causal: Bf16 32 Causal 64 64 128 8;
+            tiled_bf16_d64_full: Bf16 64 Full 64 64 128 16;
+            tiled_bf16_d64_causal: Bf16 64 Causal 64 64 128 16;
+            tiled_bf16_d128_full: Bf16 128 Full 64 64 128 16;
+            tiled_bf16_d128_causal: Bf16 128 Causal 64 64 128 16;
+            tiled_bf16_d256_full: Bf16 256 Full 32 32 128 16;
+            tiled_bf16_d256_causal: Bf16 256 Causal 32 32 128 16;
+            tiled_f32_d32_full: F32 32 Full 64 64 128 8;
+            tiled_f32_d32_causal: F32 32 Causal 64 64 128 8;
+            tiled_f32_d64_full: F32 64 Full 64 64 128 16;
+            tiled_f32_d64_causal: F32 64 Causal 64 64 128 16;
+            tiled_f32_d128_full: F32 128 Full 64 64 128 16;
+            tiled_f32_d128_causal: F32 128 Causal 64 64 128 16;
+            tiled_f32_d256_full: F32 256 Full 32 32 128 16;
+            tiled_f32_d256_causal: F32 256 Causal 32 32 128 16;
+        }
+    };
+}
+#[cfg(any(feature = "sim", all(target_arch = "nvptx64", device_arch = "sm_80")))]
+pub(crate) use tiled_entries;
+
+/// Elements of a tile in shared memory: each row has 4 more than its width, against bank conflicts.
+const fn padded(rows: u32, width: u32) -> u32 {
+    rows * (width + 4)
+}
+
+/// Dynamic shared memory of a block of `tiled`: Q and V, and K, whose place the weights take, which may be larger.
+const fn tiled_shared_bytes(head_dim: u32, block_m: u32, block_n: u32) -> u32 {
+    let (k, p) = (padded(block_n, head_dim), padded(block_m, block_n));
+    (padded(block_m, head_dim) + padded(block_n, head_dim) + if k > p { k } else { p })
+        * size_of::<f32>() as u32
+}
+
+macro_rules! list_tiled {
+    ($($name:ident: $dtype:ident $d:literal $mask:ident $block_m:literal $block_n:literal $threads:literal $width:literal;)*) => {
+        /// Entries of the kernel on plain multiply-adds. They all fit the 99 KB of shared memory that every GPU since
+        /// Ampere has.
+        pub const TILED: &[Entry] = &[$(Entry {
+            name: stringify!($name),
+            family: Family::Tiled,
+            dtype: DType::$dtype,
+            head_dim: $d,
+            mask: MaskKind::$mask,
+            block_m: $block_m,
+            block_n: $block_n,
+            stages: 1,
+            threads: $threads,
+            shared_bytes: tiled_shared_bytes($d, $block_m, $block_n),
+            min_seqlen: 0,
+        }),*];
+    };
+}
+tiled_entries!(list_tiled);
+
 /// Rows of the `mma.sync` kernel: type, head dim, mask, query rows and keys a block, slots of the ring that K and V
 /// share, threads, blocks that an SM is meant to hold.
 macro_rules! sm80_entries {
@@ -181,7 +249,7 @@ sm80_entries!(list_sm80);
 macro_rules! sm90_entries {
     ($callback:ident) => {
         $callback! {
-            sm90_bf16_d64_full_short: Bf16 64 Full 64 4 2 2 0 640 0;
+            sm90_bf16_d64_full_short: Bf16 64 Full 64 4 3 1 0 640 0;
             sm90_bf16_d64_full: Bf16 64 Full 128 3 2 2 0 512 2048;
             sm90_bf16_d64_causal_short: Bf16 64 Causal 128 2 3 1 16 384 0;
             sm90_bf16_d64_causal: Bf16 64 Causal 128 3 2 2 0 512 6144;
@@ -195,7 +263,7 @@ macro_rules! sm90_entries {
             sm90_bf16_d192_causal: Bf16 192 Causal 96 2 2 1 0 384 0;
             sm90_bf16_d256_full: Bf16 256 Full 64 2 2 1 0 384 0;
             sm90_bf16_d256_causal: Bf16 256 Causal 64 2 2 1 0 384 0;
-            sm90_f16_d64_full_short: F16 64 Full 64 4 2 2 0 640 0;
+            sm90_f16_d64_full_short: F16 64 Full 64 4 3 1 0 640 0;
             sm90_f16_d64_full: F16 64 Full 128 3 2 2 0 512 2048;
             sm90_f16_d64_causal_short: F16 64 Causal 128 2 3 1 16 384 0;
             sm90_f16_d64_causal: F16 64 Causal 128 3 2 2 0 512 6144;
@@ -244,7 +312,7 @@ macro_rules! list_sm90 {
 sm90_entries!(list_sm90);
 
 /// The tables of all families.
-const FAMILIES: &[&[Entry]] = &[SM80, SM90];
+const FAMILIES: &[&[Entry]] = &[TILED, SM80, SM90];
 
 /// All entries, family by family.
 pub fn entries() -> impl Iterator<Item = &'static Entry> {
@@ -268,8 +336,8 @@ mod tests {
     }
 
     #[test]
-    fn mma_sync_tiles_fit_the_smallest_shared_memory() {
-        for entry in SM80 {
+    fn tiles_fit_the_smallest_shared_memory() {
+        for entry in [TILED, SM80].concat() {
             assert!(entry.shared_bytes <= 99 << 10, "{entry:?}");
         }
     }

@@ -5,6 +5,8 @@
 //! the pure functions that bound the work ([`block_range`], [`mask`]).
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, stdarch_nvptx, asm_experimental_arch))]
+// Fragments are indexed by row and column, as the algorithm is written, not iterated over.
+#![allow(clippy::needless_range_loop)]
 
 pub mod block_range;
 pub mod config;
@@ -20,8 +22,12 @@ pub mod fragment_softmax;
 pub mod persistent;
 #[cfg(any(target_arch = "nvptx64", feature = "sim"))]
 pub mod pipeline;
+#[cfg(any(target_arch = "nvptx64", feature = "sim"))]
+pub mod scheduler;
 #[cfg(all(not(target_arch = "nvptx64"), feature = "sim"))]
 pub mod simulate;
+#[cfg(any(target_arch = "nvptx64", feature = "sim"))]
+pub mod softmax;
 #[cfg(any(target_arch = "nvptx64", feature = "sim"))]
 pub mod streamed_softmax;
 #[cfg(any(target_arch = "nvptx64", feature = "sim"))]

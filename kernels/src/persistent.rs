@@ -1,7 +1,7 @@
 //! A persistent grid's way through the tiles of a call: in which order, and who takes which.
 
 use crate::params::{ForwardParams, Sm90Params, WorkTile};
-use core::num::NonZeroU32;
+use crate::scheduler::positive;
 use cuda_std::global::GlobalPtr;
 use cuda_std::{atomic, fence, thread};
 
@@ -26,12 +26,6 @@ impl WorkTile {
         let head_of_call = first_head + head_in_group;
         WorkTile { block_m, head: head_of_call % heads, batch: head_of_call / heads }
     }
-}
-
-/// Zero cannot come here (the host checks every count); the type spares the device the panic path of a division.
-#[inline(always)]
-fn positive(n: u32) -> NonZeroU32 {
-    NonZeroU32::new(n).unwrap_or(NonZeroU32::MIN)
 }
 
 /// Hands out tile numbers to one block of a persistent grid.

@@ -1,5 +1,6 @@
 //! The entries as functions that the simulated device can call.
 
+use crate::forward;
 use crate::params::{ForwardParams, Sm90Params};
 use cuda_std::tma::ParamAddress;
 
@@ -13,6 +14,9 @@ pub enum Kernel {
 }
 
 /// The entry of that name.
-pub fn kernel(_name: &str) -> Option<Kernel> {
-    None
+pub fn kernel(name: &str) -> Option<Kernel> {
+    let mut forward = [forward::tiled::FUNCTIONS, forward::sm80::FUNCTIONS].into_iter().flatten();
+    let plain = forward.find(|(entry, _)| *entry == name).map(|(_, function)| Kernel::Forward(*function));
+    let mut sm90 = forward::sm90::FUNCTIONS.iter();
+    plain.or_else(|| sm90.find(|(entry, _)| *entry == name).map(|(_, function)| Kernel::Sm90(*function)))
 }

@@ -15,8 +15,8 @@ const RUN: &str = include_str!("dist/run.sh");
 const MAX_BYTES: u64 = 60 << 20;
 
 /// The command; `out` is emptied first.
-pub fn run(out: &Path, offline: bool) -> Result<()> {
-    build_ptx::run(&build_ptx::Options { offline, ..build_ptx::Options::of_all() })?;
+pub fn run(out: &Path, options: &build_ptx::Options) -> Result<()> {
+    build_ptx::run(options)?;
     let mut arguments = vec!["build", "--release", "-p", "flash-attention", "-p", "flash-attention-c-api"];
     arguments.extend(["--lib", "--example", "compare", "--test", "*"]);
     arguments.push("--message-format=json-render-diagnostics");

@@ -54,9 +54,8 @@ enum Command {
         /// The folder; target/dist if left out
         #[arg(long)]
         out: Option<PathBuf>,
-        /// Use only the tools that are there
-        #[arg(long)]
-        offline: bool,
+        #[command(flatten)]
+        options: build_ptx::Options,
     },
     /// Check what no compiler checks: lengths of files, licences, unfinished places
     #[command(name = tidy::COMMAND)]
@@ -71,8 +70,8 @@ fn main() -> ExitCode {
         Command::BuildPtx(options) => build_ptx::run(&options).map(done),
         Command::Compare { arguments } => compare::run(&arguments),
         Command::Test { offline } => test::run(offline),
-        Command::Dist { out, offline } => {
-            dist::run(&out.unwrap_or_else(|| project::target().join("dist")), offline).map(done)
+        Command::Dist { out, options } => {
+            dist::run(&out.unwrap_or_else(|| project::target().join("dist")), &options).map(done)
         }
         Command::Tidy => tidy::run().map(done),
     };

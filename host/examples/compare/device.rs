@@ -1,11 +1,11 @@
 //! Where a case runs.
 
-use crate::cuda::Gpu;
 use crate::measure::Failure;
 use crate::options::{DeviceChoice, KernelChoice};
-use crate::tensors::{Inputs, dims, len, view, view_mut, zeros};
-use flash_attention::reference::all_rows;
-use flash_attention::{Element, Extras, Family, Problem, plain};
+use crate::tensors::{Inputs, dims};
+use flash_attention::{
+    Attention, Device, Element, Family, Problem, Stream, Strides, Tensor, TensorView, cpu, sim,
+};
 use std::time::{Duration, Instant};
 
 /// What a device made of a case.
@@ -24,6 +24,8 @@ pub struct Run<T> {
     pub timing: Timing,
     /// Cost of a call of the kernel that materialises the scores, where it was run beside.
     pub standard: Option<Timing>,
+    /// What the simulated device found wrong with the kernel's accesses.
+    pub findings: Vec<String>,
 }
 
 /// What a call costs.
@@ -42,23 +44,30 @@ pub fn run<T: Element>(
     problem: &Problem,
     inputs: &Inputs<T>,
 ) -> Result<Run<T>, Failure> {
-    let gpu_run = || Gpu::open()?.run(family(kernel), problem, inputs);
-    match (choice, kernel) {
+    let device = match (choice, kernel) {
+        (DeviceChoice::Sim, _) => return simulate(kernel, problem, inputs),
+        (DeviceChoice::Cpu, _) | (DeviceChoice::Auto, KernelChoice::Cpu) => Device::Cpu,
+        (DeviceChoice::Auto, _) => Device::auto()?,
         (DeviceChoice::Cuda, KernelChoice::Cpu) => {
-            Err(Failure::new("--kernel cpu is no GPU kernel; leave it out or use --device cpu"))
+            return Err(Failure::new("--kernel cpu is no GPU kernel; leave it out or use --device cpu"));
         }
-        (DeviceChoice::Cuda, _) => gpu_run(),
-        (DeviceChoice::Cpu, KernelChoice::Auto | KernelChoice::Cpu)
-        | (DeviceChoice::Auto, KernelChoice::Cpu) => run_plain(problem, inputs),
-        (DeviceChoice::Cpu, _) => Err(Failure::new("--kernel names GPU kernels; leave it out on the CPU")),
-        (DeviceChoice::Auto, _) => match gpu_run() {
-            Err(failure) if failure.is_unavailable() && kernel == KernelChoice::Auto => {
-                let mut run = run_plain(problem, inputs)?;
-                run.plan = format!("{} ({failure})", run.plan);
-                Ok(run)
-            }
-            result => result,
-        },
+        (DeviceChoice::Cuda, _) => Device::Cuda(0),
+    };
+    if let (Device::Cpu, Some(family)) = (device, family(kernel)) {
+        return Err(Failure::new(format!(
+            "--kernel {} is a kernel of the GPU, but the device is the CPU; leave the option out",
+            family.name()
+        )));
+    }
+    match run_on(device, family(kernel), problem, inputs) {
+        Err(failure)
+            if failure.is_unavailable() && choice == DeviceChoice::Auto && kernel == KernelChoice::Auto =>
+        {
+            let mut run = run_on(Device::Cpu, None, problem, inputs)?;
+            run.plan = format!("{} ({failure})", run.plan);
+            Ok(run)
+        }
+        result => result,
     }
 }
 
@@ -72,48 +81,132 @@ fn family(kernel: KernelChoice) -> Option<Family> {
     }
 }
 
-fn run_plain<T: Element>(problem: &Problem, inputs: &Inputs<T>) -> Result<Run<T>, Failure> {
-    let [q_dim, k_dim, v_dim, o_dim] = dims(problem);
-    let extras = Extras::default();
-    let index = all_rows(problem, &extras);
-    let (q, k, v) = (
-        view(&inputs.q, q_dim, problem.q),
-        view(&inputs.k, k_dim, problem.k),
-        view(&inputs.v, v_dim, problem.v),
-    );
-    let (rows, time) = median(|| plain::forward(problem, q, k, v, &extras, &index))?;
-    let mut o = zeros(len(o_dim))?;
-    let mut o_view = view_mut(&mut o, o_dim, problem.o);
-    let mut lse = Vec::with_capacity(index.len());
-    let row_lse = rows.lse.unwrap_or_default();
-    for ((at, row), l) in rows.index.iter().zip(rows.o.outer_iter()).zip(row_lse) {
-        for (column, &x) in row.iter().enumerate() {
-            o_view[(at.batch, at.row, at.head, column)] = T::from_f32(x as f32);
+fn run_on<T: Element>(
+    device: Device,
+    family: Option<Family>,
+    problem: &Problem,
+    inputs: &Inputs<T>,
+) -> Result<Run<T>, Failure> {
+    let (name, gpu) = device.describe()?;
+    let [q_dim, k_dim, v_dim, o_dim] = dims(problem).map(|(b, s, h, d)| [b, s, h, d]);
+    let lse_dim = [problem.batch, problem.heads, problem.seqlen_q, 1];
+    let q = Tensor::from_slice(device, &inputs.q, q_dim)?;
+    let k = Tensor::from_slice(device, &inputs.k, k_dim)?;
+    let v = Tensor::from_slice(device, &inputs.v, v_dim)?;
+    // NaN in the outputs, so that what a kernel leaves out cannot pass for a result.
+    let mut o = filled(device, o_dim, T::from_f32(f32::NAN))?;
+    let mut lse = filled(device, lse_dim, f32::NAN)?;
+    let peak_bytes = gpu.map(|_| {
+        let elements = inputs.q.len() + inputs.k.len() + inputs.v.len() + o_dim.iter().product::<usize>();
+        (elements * size_of::<T>() + lse_dim.iter().product::<usize>() * size_of::<f32>()) as u64
+    });
+
+    let stream = Stream::new(device)?;
+    let attention = |family: Option<Family>| -> flash_attention::Result<Attention<'_, T>> {
+        let (q, k, v) = (strided(&q, problem.q)?, strided(&k, problem.k)?, strided(&v, problem.v)?);
+        let mut attention =
+            Attention::forward(q, k, v).causal(problem.causal).window(problem.window).scale(problem.scale);
+        if let Some(cap) = problem.softcap {
+            attention = attention.softcap(cap);
         }
-        lse.push(l as f32);
+        Ok(match family {
+            Some(family) => attention.kernel(family),
+            None => attention,
+        })
+    };
+    let chosen = attention(family)?;
+    let plan = chosen.plan(device)?;
+    let mut call = |attention: &Attention<'_, T>| {
+        attention.run_into(&stream, o.view_mut().with_strides(problem.o)?, Some(lse.view_mut()))
+    };
+    call(&chosen)?;
+    let time = median(&stream, || call(&chosen))?;
+
+    let mut standard = None;
+    if gpu.is_some() && plan.is_some_and(|plan| plan.entry.family != Family::Standard) {
+        let mut scratch = filled(device, o_dim, T::default())?;
+        let attention = attention(Some(Family::Standard))?;
+        let mut call = || attention.run_into(&stream, scratch.view_mut().with_strides(problem.o)?, None);
+        if call().is_ok() {
+            standard = Some(Timing { time: median(&stream, call)?, peak_bytes: None });
+        }
     }
     Ok(Run {
-        device: format!("CPU ({} threads)", rayon::current_num_threads()),
-        kernel: "cpu".into(),
-        plan: "the plain run: all scores of a row at once".into(),
-        o,
-        lse,
-        timing: Timing { time, peak_bytes: None },
-        standard: None,
+        device: match gpu {
+            Some(gpu) => format!("{name} (compute capability {}.{})", gpu.capability.0, gpu.capability.1),
+            None => name,
+        },
+        kernel: plan.map_or("cpu", |plan| plan.entry.family.name()).into(),
+        plan: plan.map_or_else(cpu_plan, |plan| plan.to_string()),
+        o: o.to_vec()?,
+        lse: lse.to_vec()?,
+        timing: Timing { time, peak_bytes },
+        standard,
+        findings: Vec::new(),
     })
 }
 
-/// Calls `f` until a second is spent or ten calls are made, and gives the last result and the median time.
-fn median<R, E: Into<Failure>>(mut f: impl FnMut() -> Result<R, E>) -> Result<(R, Duration), Failure> {
-    let begin = Instant::now();
-    let mut times = Vec::new();
-    loop {
-        let call = Instant::now();
-        let result = f().map_err(Into::into)?;
-        times.push(call.elapsed());
-        if begin.elapsed() > Duration::from_secs(1) || times.len() == 10 {
-            times.sort();
-            return Ok((result, times[times.len() / 2]));
-        }
+/// The kernel that the plan takes for a Hopper GPU, or the one asked for, on the simulated device.
+fn simulate<T: Element>(
+    kernel: KernelChoice,
+    problem: &Problem,
+    inputs: &Inputs<T>,
+) -> Result<Run<T>, Failure> {
+    if kernel == KernelChoice::Cpu {
+        return Err(Failure::new("--kernel cpu is no kernel of the GPU; leave it out or use --device cpu"));
     }
+    let options = sim::Options { kernel: family(kernel), seed: 0 };
+    let begin = Instant::now();
+    let outcome = sim::forward(problem, &inputs.q, &inputs.k, &inputs.v, &options)?;
+    let mut findings: Vec<String> = outcome.report.findings.iter().map(ToString::to_string).collect();
+    if outcome.report.more_findings > 0 {
+        findings.push(format!("{} more findings", outcome.report.more_findings));
+    }
+    Ok(Run {
+        device: "simulated GPU".into(),
+        kernel: outcome.plan.entry.family.name().into(),
+        plan: outcome.plan.to_string(),
+        o: outcome.o,
+        lse: outcome.lse,
+        timing: Timing { time: begin.elapsed(), peak_bytes: None },
+        standard: None,
+        findings,
+    })
+}
+
+fn cpu_plan() -> String {
+    format!("tiles on the CPU's vectors ({})", cpu::instruction_set())
+}
+
+fn strided<T: Element>(tensor: &Tensor<T>, strides: Strides) -> flash_attention::Result<TensorView<'_, T>> {
+    tensor.view().with_strides(strides)
+}
+
+fn filled<T: Element>(device: Device, shape: [usize; 4], value: T) -> Result<Tensor<T>, Failure> {
+    Ok(Tensor::from_slice(device, &vec![value; shape.iter().product()], shape)?)
+}
+
+/// The median over rounds of the mean time of a call. A round on the GPU is as many calls as fill a millisecond, put
+/// into the stream at once, so that the host's own time hides behind the device's.
+fn median(
+    stream: &Stream,
+    mut call: impl FnMut() -> flash_attention::Result<()>,
+) -> Result<Duration, Failure> {
+    let (budget, fill) = match stream.device() {
+        Device::Cpu => (Duration::from_secs(1), Duration::ZERO),
+        Device::Cuda(_) => (Duration::from_millis(200), Duration::from_millis(1)),
+    };
+    let begin = Instant::now();
+    let mut calls = 1;
+    let mut times = Vec::new();
+    while times.len() < 20 && (times.is_empty() || begin.elapsed() < budget) {
+        let ((), time) = stream.time(|| (0..calls).try_for_each(|_| call()))?;
+        if calls == 1 && time < fill {
+            calls = (fill.as_nanos() / time.as_nanos().max(1)).clamp(2, 200) as u32;
+            continue;
+        }
+        times.push(time / calls);
+    }
+    times.sort();
+    Ok(times[times.len() / 2])
 }

@@ -3,7 +3,6 @@
 //! `cargo run --release --example compare -- --help` lists the options. The exit status is 0 if the result is right,
 //! 1 if it is not, 2 if the call could not be made.
 
-mod cuda;
 mod device;
 mod files;
 mod measure;

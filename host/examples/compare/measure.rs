@@ -25,11 +25,6 @@ impl Failure {
         Failure { text: text.into(), unavailable: false }
     }
 
-    /// What the case needs is not here.
-    pub fn unavailable(text: impl Into<String>) -> Self {
-        Failure { text: text.into(), unavailable: true }
-    }
-
     /// Whether another device may do.
     pub fn is_unavailable(&self) -> bool {
         self.unavailable
@@ -58,6 +53,8 @@ pub struct Outcome {
     pub plan: String,
     pub timing: Timing,
     pub standard: Option<Timing>,
+    /// What the simulated device found wrong with the kernel's accesses.
+    pub findings: Vec<String>,
     /// Rows held against the reference, of how many.
     pub checked: (usize, usize),
     /// Against the reference; none where no check was asked for.
@@ -68,7 +65,7 @@ pub struct Outcome {
 
 impl Outcome {
     pub fn ok(&self) -> bool {
-        [&self.report, &self.file_report].into_iter().flatten().all(Report::ok)
+        self.findings.is_empty() && [&self.report, &self.file_report].into_iter().flatten().all(Report::ok)
     }
 
     /// One sentence for each broken rule.
@@ -76,7 +73,8 @@ impl Outcome {
         let part = |report: &Option<Report>, against: &str| -> Vec<String> {
             report.iter().flat_map(|r| &r.failures).map(|text| format!("{text}{against}")).collect()
         };
-        [part(&self.report, ""), part(&self.file_report, " (against the file's own result)")].concat()
+        let of_file = part(&self.file_report, " (against the file's own result)");
+        [self.findings.clone(), part(&self.report, ""), of_file].concat()
     }
 
     /// How many times as long the kernel that materialises the scores takes.
@@ -183,6 +181,7 @@ fn measure<T: FileElement>(
         plan: run.plan,
         timing: run.timing,
         standard: run.standard,
+        findings: run.findings,
         checked,
         report,
         file_report,

@@ -14,7 +14,8 @@ use std::path::{Path, PathBuf};
 pub struct Options {
     #[command(flatten)]
     pub case: CaseOptions,
-    /// Where to run; auto is the GPU if there is one, else the CPU.
+    /// Where to run; auto is the GPU if there is one, else the CPU. sim runs the GPU's kernels on the CPU, slowly, and
+    /// checks every access.
     #[arg(long, value_enum, default_value_t)]
     pub device: DeviceChoice,
     /// Print one JSON object for each case instead of a table.
@@ -96,6 +97,7 @@ pub enum DeviceChoice {
     Auto,
     Cuda,
     Cpu,
+    Sim,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

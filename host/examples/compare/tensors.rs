@@ -2,7 +2,7 @@
 
 use crate::measure::Failure;
 use flash_attention::{Element, Problem, Strides};
-use ndarray::{ArrayView4, ArrayViewMut4, ShapeBuilder};
+use ndarray::{ArrayView4, ShapeBuilder};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use rand_distr::{Distribution, StandardNormal};
@@ -36,12 +36,6 @@ pub fn len(dim: Dim) -> usize {
 /// A view `(batch, sequence, head, dim)` of `data`.
 pub fn view<T>(data: &[T], dim: Dim, strides: Strides) -> ArrayView4<'_, T> {
     ArrayView4::from_shape(dim.strides(whole(dim, strides)), data).expect("the data has the problem's layout")
-}
-
-/// A mutable view `(batch, sequence, head, dim)` of `data`.
-pub fn view_mut<T>(data: &mut [T], dim: Dim, strides: Strides) -> ArrayViewMut4<'_, T> {
-    ArrayViewMut4::from_shape(dim.strides(whole(dim, strides)), data)
-        .expect("the data has the problem's layout")
 }
 
 /// Strides of all four dimensions. Those of an empty tensor must not reach anywhere: ndarray checks them even so.

@@ -11,8 +11,13 @@ struct Result {
 
 /// Runs on the CPU, so that the tests mean the same everywhere.
 fn compare(arguments: &[&str]) -> Result {
+    compare_on("cpu", arguments)
+}
+
+fn compare_on(device: &str, arguments: &[&str]) -> Result {
     let (mut out, mut log) = (Vec::new(), Vec::new());
-    let arguments = ["compare", "--device=cpu"].iter().chain(arguments).map(|&a| a.into());
+    let device = format!("--device={device}");
+    let arguments = ["compare", &device].into_iter().chain(arguments.iter().copied()).map(Into::into);
     let status = run(arguments, &mut out, &mut log);
     Result { status, out: String::from_utf8(out).unwrap(), log: String::from_utf8(log).unwrap() }
 }
@@ -129,7 +134,7 @@ fn numbers_that_cannot_be_right_are_refused_by_name() {
         ("--dtype=f64", "[possible values: f16, bf16, f32]"),
         ("--batch=18446744073709551615", "does not fit in memory"),
         ("--output=o.txt", "must end in .safetensors or .npy"),
-        ("--kernel=tiled", "on the CPU"),
+        ("--kernel=tiled", "tiled is a kernel of the GPU, but the device is the CPU"),
     ] {
         let arguments: Vec<&str> =
             SMALL.into_iter().filter(|a| a.split('=').next() != argument.split('=').next()).collect();
@@ -271,6 +276,30 @@ fn a_list_of_cases_runs_to_its_end() {
 
     std::fs::write(&path, "{}").unwrap();
     assert!(refused(&[&format!("--configs={path}")]).contains("not a JSON list of objects"));
+}
+
+#[test]
+fn the_simulated_device_runs_a_kernel_of_the_gpu() {
+    let result = compare_on("sim", &small(&["--kernel=sm80", "--causal", "--json"]));
+    assert_eq!(result.status, 0, "{} {}", result.out, result.log);
+    let object: serde_json::Value = serde_json::from_str(&result.out).unwrap();
+    assert_eq!((object["kernel"].as_str(), object["device"].as_str()), (Some("sm80"), Some("simulated GPU")));
+}
+
+#[test]
+fn without_a_gpu_cuda_is_refused_and_auto_takes_the_cpu() {
+    let result = compare_on("auto", &small(&["--json"]));
+    assert_eq!(result.status, 0, "{} {}", result.out, result.log);
+    let result = compare_on("cuda", &small(&["--json"]));
+    let object: serde_json::Value = serde_json::from_str(&result.out).unwrap();
+    match result.status {
+        0 => assert_eq!(object["ok"], true),
+        status => {
+            assert_eq!(status, 2);
+            // The machine has no driver, no GPU, or the build no kernels; each says what to do instead.
+            assert!(object["error"].as_str().unwrap().contains("; "), "{object}");
+        }
+    }
 }
 
 #[test]

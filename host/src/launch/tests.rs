@@ -89,7 +89,7 @@ fn a_hopper_kernel_gets_maps_of_the_true_extents() {
             [params.q_map.0[0], params.k_map.0[0], params.v_map.0[0]],
             [ADDRESSES.q, ADDRESSES.k, ADDRESSES.v]
         );
-        assert_eq!((params.tiles, books.launches[0].grid), (16, [16, 1, 1]));
+        assert_eq!((params.order.tiles, books.launches[0].grid), (16, [16, 1, 1]));
     });
 }
 
@@ -103,7 +103,7 @@ fn a_persistent_grid_is_no_larger_than_the_gpu_and_has_a_counter_of_its_own() {
         assert_eq!(books.launches[0].grid, [H200.multiprocessors, 1, 1]);
         let counters: Vec<u64> = books.sm90.iter().map(|params| params.work_counter).collect();
         assert_eq!(counters, [0x7000_0000, 0x7000_0008]);
-        assert_eq!((books.sm90[0].tiles, books.sm90[0].heads_per_group), (2 * 16 * 32, 16));
+        assert_eq!(books.sm90[0].order, TileOrder::new(32, 16, 16, 2, 16));
     });
     // As many tiles as blocks: nobody hands out a second one.
     launch(&context, &Problem::new(DType::Bf16, 1, 128, 132, 128));

@@ -20,6 +20,7 @@ const fn entry(
         stages: 2,
         threads,
         shared_bytes: shared_kib << 10,
+        min_seqlen: 0,
     }
 }
 

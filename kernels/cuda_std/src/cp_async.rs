@@ -16,19 +16,19 @@ use crate::shared::SharedPtr;
 pub unsafe fn copy_16(to: SharedPtr<[u32; 4]>, from: GlobalPtr<[u32; 4]>, valid: bool) {
     device!({ unsafe { core::arch::asm!("cp.async.cg.shared.global [{}], [{}], 16, {};",
         in(reg32) to.address(), in(reg64) from.address(), in(reg32) valid as u32 * 16, options(nostack, preserves_flags)) } }
-        else { let _ = (to, from, valid); crate::no_host_body("cp_async::copy_16") })
+        else { host!("cp_async::copy_16", (to, from, valid) => crate::sim::cp_async::copy(to.address(), from.address(), 16, u32::from(valid) * 16)) })
 }
 
 /// Closes the group of the copies started since the last one, which may be none (`cp.async.commit_group`).
 #[inline(always)]
 pub fn commit_group() {
     device!({ unsafe { core::arch::asm!("cp.async.commit_group;", options(nostack, preserves_flags)) } }
-        else { crate::no_host_body("cp_async::commit_group") })
+        else { host!("cp_async::commit_group", () => crate::sim::cp_async::commit_group()) })
 }
 
 /// Waits until at most `PENDING` of this thread's groups are unfinished (`cp.async.wait_group`).
 #[inline(always)]
 pub fn wait_group<const PENDING: usize>() {
     device!({ unsafe { core::arch::asm!("cp.async.wait_group {};", const PENDING, options(nostack, preserves_flags)) } }
-        else { crate::no_host_body("cp_async::wait_group") })
+        else { host!("cp_async::wait_group", () => crate::sim::cp_async::wait_group(PENDING as u32)) })
 }

@@ -10,6 +10,12 @@ pub trait Element: Copy + 'static {
     fn to_f32(bits: Self::Bits) -> f32;
     /// The nearest value's bits, ties to even.
     fn from_f32(value: f32) -> Self::Bits;
+    /// Four neighbours, as one instruction moves them.
+    type Four: Scalar;
+    /// The values of four neighbours.
+    fn four_to_f32(bits: Self::Four) -> [f32; 4];
+    /// The bits of four neighbours, each as [`from_f32`](Self::from_f32) makes them.
+    fn four_from_f32(values: [f32; 4]) -> Self::Four;
 }
 
 /// A 16-bit element that tensor cores multiply; two of them travel in a `u32`, the first in the low half.
@@ -29,6 +35,15 @@ impl Element for f32 {
     #[inline(always)]
     fn from_f32(value: f32) -> f32 {
         value
+    }
+    type Four = [f32; 4];
+    #[inline(always)]
+    fn four_to_f32(bits: [f32; 4]) -> [f32; 4] {
+        bits
+    }
+    #[inline(always)]
+    fn four_from_f32(values: [f32; 4]) -> [f32; 4] {
+        values
     }
 }
 
@@ -58,6 +73,15 @@ impl Element for F16 {
             y
         } else { host::f32_to_f16(value) })
     }
+    type Four = [u32; 2];
+    #[inline(always)]
+    fn four_to_f32([low, high]: [u32; 2]) -> [f32; 4] {
+        [low as u16, (low >> 16) as u16, high as u16, (high >> 16) as u16].map(Self::to_f32)
+    }
+    #[inline(always)]
+    fn four_from_f32(values: [f32; 4]) -> [u32; 2] {
+        [Self::pack(values[0], values[1]), Self::pack(values[2], values[3])]
+    }
 }
 
 impl Element for Bf16 {
@@ -73,6 +97,15 @@ impl Element for Bf16 {
             unsafe { core::arch::asm!("cvt.rn.bf16.f32 {}, {};", out(reg16) y, in(reg32) value, options(pure, nomem, nostack)) };
             y
         } else { host::f32_to_bf16(value) })
+    }
+    type Four = [u32; 2];
+    #[inline(always)]
+    fn four_to_f32([low, high]: [u32; 2]) -> [f32; 4] {
+        [low as u16, (low >> 16) as u16, high as u16, (high >> 16) as u16].map(Self::to_f32)
+    }
+    #[inline(always)]
+    fn four_from_f32(values: [f32; 4]) -> [u32; 2] {
+        [Self::pack(values[0], values[1]), Self::pack(values[2], values[3])]
     }
 }
 

@@ -26,7 +26,7 @@ macro_rules! ldmatrix {
 #[inline(always)]
 pub unsafe fn x4(row: SharedPtr<[u32; 4]>) -> [u32; 4] {
     device!({ ldmatrix!("ldmatrix.sync.aligned.m8n8.x4.shared.b16", row) }
-        else { let _ = row; crate::no_host_body("ldmatrix::x4") })
+        else { host!("ldmatrix::x4", (row) => crate::sim::ldmatrix(row.address(), false)) })
 }
 
 /// Four matrices, each transposed (`ldmatrix.x4.trans`).
@@ -36,5 +36,5 @@ pub unsafe fn x4(row: SharedPtr<[u32; 4]>) -> [u32; 4] {
 #[inline(always)]
 pub unsafe fn x4_trans(row: SharedPtr<[u32; 4]>) -> [u32; 4] {
     device!({ ldmatrix!("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16", row) }
-        else { let _ = row; crate::no_host_body("ldmatrix::x4_trans") })
+        else { host!("ldmatrix::x4_trans", (row) => crate::sim::ldmatrix(row.address(), true)) })
 }

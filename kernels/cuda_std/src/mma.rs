@@ -31,5 +31,5 @@ macro_rules! mma {
 pub fn m16n8k16<T: Half>(acc: &mut [f32; 4], a: [u32; 4], b: [u32; 2]) {
     device!({
         if T::BF16 { mma!("bf16", acc, a, b) } else { mma!("f16", acc, a, b) }
-    } else { let _ = (acc, a, b); crate::no_host_body("mma::m16n8k16") })
+    } else { host!("mma::m16n8k16", (acc, a, b) => crate::sim::m16n8k16(acc, a, b, T::BF16)) })
 }

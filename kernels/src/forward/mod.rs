@@ -4,3 +4,5 @@
 pub mod sm80;
 #[cfg(any(not(target_arch = "nvptx64"), device_arch = "sm_90a"))]
 pub mod sm90;
+#[cfg(any(not(target_arch = "nvptx64"), device_arch = "sm_80"))]
+pub mod tiled;

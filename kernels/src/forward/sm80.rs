@@ -12,8 +12,7 @@
 use crate::block_range::BlockRange;
 use crate::config::{self, MaskKind, sm80_entries};
 use crate::mask::{self, Mask};
-use crate::params::ForwardParams;
-use crate::persistent::WorkTile;
+use crate::params::{ForwardParams, WorkTile};
 use crate::score_mod::{NoScoreMod, ScoreMod};
 use crate::streamed_softmax::{Exponents, StreamedSoftmax};
 use crate::tile::fragment::{self, Position};
@@ -111,6 +110,10 @@ impl<const CHUNKS: u32, const BLOCK_N: u32, const THREADS: u32> KeysAndValues<CH
 ///
 /// `CHUNKS` is the tile's head dim in chunks of 8; `S` and `O` are a lane's scores and outputs of 16 rows, `BLOCK_N / 2`
 /// and `4 * CHUNKS`; `TILES` the tiles of 16 rows of a warp.
+///
+/// # Thread mapping
+/// Warp `w` owns the `16 * TILES` query rows from row `16 * TILES * w` of the block's tile on; inside a tile of 16
+/// rows, lane `4 * r + t` holds rows `r` and `r + 8` ([`fragment`]). All threads copy K and V.
 ///
 /// # Safety
 /// `THREADS` threads, one block a tile, the dynamic shared memory of the entry table, and addresses, shapes and strides
@@ -416,7 +419,7 @@ unsafe fn store<T: Half, const O: usize, const TILES: usize>(
         unsafe {
             let o_row = o_head.offset(row * strides.seq);
             fragment::store_row::<T, O>(o_frag, half, factor, o_row, params.head_dim_v, valid);
-            if valid && params.lse != 0 && warp::lane_id() % 4 == 0 {
+            if valid && params.lse != 0 && warp::lane_id().is_multiple_of(4) {
                 lse_head.store(row, lse);
             }
         }
@@ -437,7 +440,12 @@ macro_rules! define {
                     { $block_n / 2 }, { $d / 2 }, { $block_m / ($threads / 2) }, $threads, $slots>(&params, NoScoreMod)
             }
         }
-    )*};
+    )*
+
+        /// The entries by name, for the simulated device.
+        #[cfg(not(target_arch = "nvptx64"))]
+        pub const FUNCTIONS: &[(&str, unsafe fn(ForwardParams))] = &[$((stringify!($name), $name)),*];
+    };
 }
 
 sm80_entries!(define);

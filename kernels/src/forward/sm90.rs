@@ -553,7 +553,8 @@ where
 }
 
 macro_rules! define {
-    ($($name:ident: $dtype:ident $d:literal $mask:ident $block_n:literal $consumers:literal $stages:literal $q_stages:literal $q:literal $threads:literal $from:literal;)*) => {$(
+    ($($name:ident: $dtype:ident $d:literal $mask:ident $block_n:literal $consumers:literal $stages:literal $q_stages:literal $q:literal $threads:literal $from:literal;)*) => {
+    $(
         /// Entry of the Hopper kernel for the row of the table that has its name.
         ///
         /// # Safety
@@ -567,7 +568,11 @@ macro_rules! define {
                     $q_stages, { $block_n / 2 }, { $block_n / 4 }, { $d / 2 }, $q>::run(&params, maps, NoScoreMod)
             }
         }
-    )*};
+    )*
+        /// The entries by name, for the simulated device.
+        #[cfg(not(target_arch = "nvptx64"))]
+        pub const FUNCTIONS: &[(&str, unsafe fn(Sm90Params, ParamAddress))] = &[$((stringify!($name), $name)),*];
+    };
 }
 
 sm90_entries!(define);
