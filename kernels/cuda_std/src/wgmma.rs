@@ -78,14 +78,14 @@ macro_rules! accumulator {
                 device!({
                     if T::BF16 { accumulator!(@shared "bf16", $n, self, [$($i)*], $list, a, b, accumulate) }
                     else { accumulator!(@shared "f16", $n, self, [$($i)*], $list, a, b, accumulate) }
-                } else { host!("wgmma::Accumulator::multiply_shared", (a, b, accumulate) => crate::sim::wgmma::multiply(self, Ok(a.0), b.0, T::BF16, accumulate)) })
+                } else { host!("wgmma::Accumulator::multiply_shared", (a, b, accumulate) => crate::sim::wgmma::multiply(self, Ok(a.0), (b.0, false), T::BF16, accumulate)) })
             }
             #[inline(always)]
             unsafe fn multiply_registers<T: Half>(&mut self, a: [u32; 4], b: Descriptor) {
                 device!({
                     if T::BF16 { accumulator!(@registers "bf16", $n, self, [$($i)*], $list, a, b) }
                     else { accumulator!(@registers "f16", $n, self, [$($i)*], $list, a, b) }
-                } else { host!("wgmma::Accumulator::multiply_registers", (a, b) => crate::sim::wgmma::multiply(self, Err(a), b.0, T::BF16, true)) })
+                } else { host!("wgmma::Accumulator::multiply_registers", (a, b) => crate::sim::wgmma::multiply(self, Err(a), (b.0, true), T::BF16, true)) })
             }
             #[inline(always)]
             unsafe fn wait<const PENDING: u32>(&mut self) {

@@ -20,6 +20,7 @@ use crate::tile::fragment::{self, Position};
 use crate::tile::swizzled_rows::{LaneView, SwizzledRows, TileCopier};
 use cuda_std::element::Half;
 use cuda_std::global::GlobalPtr;
+use cuda_std::mutant;
 use cuda_std::shared::{self, SharedPtr};
 use cuda_std::{cp_async, mma, register, thread, warp};
 
@@ -414,7 +415,7 @@ unsafe fn store<T: Half, const O: usize, const TILES: usize>(
     let row = Position::of_lane(first_row, 0).row;
     for half in 0..2 {
         let row = row as i64 + 8 * half as i64;
-        let valid = row < params.seqlen_q as i64;
+        let valid = row < params.seqlen_q as i64 + mutant!(OneRowMore, 1, 0);
         let (factor, lse) = softmax.finish(m, half);
         // SAFETY: rows past the sequence are not written; the host has checked strides and alignment.
         unsafe {

@@ -6,6 +6,7 @@
 //! that copies along it are free of conflicts too.
 
 use cuda_std::global::GlobalPtr;
+use cuda_std::mutant;
 use cuda_std::shared::SharedPtr;
 use cuda_std::{cp_async, ldmatrix, thread, warp};
 
@@ -149,7 +150,7 @@ impl<const CHUNKS: u32, const THREADS: u32> TileCopier<CHUNKS, THREADS> {
         TileCopier {
             from: head.offset((first + row as i32) as i64 * row_stride + (chunk * CHUNK) as i64),
             row_stride,
-            to: SwizzledRows::<CHUNKS>::place(row, chunk),
+            to: mutant!(UnswizzledWrites, row * CHUNKS + chunk, SwizzledRows::<CHUNKS>::place(row, chunk)),
             row: row as i32,
             // Up to 32 chunks.
             columns: ((1u64 << (columns / CHUNK)) - 1) as u32 >> chunk,

@@ -47,9 +47,11 @@ struct Sums {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Operands {
-    /// A in shared memory; else it is in registers, and B is transposed.
+    /// A in shared memory; else it is in registers.
     a: Option<u64>,
     b: u64,
+    /// Whether B's columns are contiguous, not its rows.
+    transposed: bool,
     columns: usize,
     bf16: bool,
     accumulate: bool,
@@ -80,7 +82,8 @@ pub(crate) struct Products {
 
 /// `wgmma.fence`.
 pub(crate) fn fence() {
-    current().products.fenced = true;
+    let mut thread = current();
+    thread.products.fenced |= crate::mutant!(NoFenceOfProducts, false, true);
 }
 
 /// `wgmma.commit_group`.
@@ -90,8 +93,14 @@ pub(crate) fn commit_group() {
     thread.products.groups.push(issued);
 }
 
-/// `wgmma.mma_async` with A in shared memory, or in registers and B transposed.
-pub(crate) fn multiply(acc: &mut [f32], a: Result<u64, [u32; 4]>, b: u64, bf16: bool, accumulate: bool) {
+/// `wgmma.mma_async` with A in shared memory or in registers, and B as it is or transposed.
+pub(crate) fn multiply(
+    acc: &mut [f32],
+    a: Result<u64, [u32; 4]>,
+    (b, transposed): (u64, bool),
+    bf16: bool,
+    accumulate: bool,
+) {
     let mut thread = current();
     let mut block = thread.block;
     let mut group = Handle::new(&mut block.warpgroups[thread.index as usize / THREADS]);
@@ -106,7 +115,7 @@ pub(crate) fn multiply(acc: &mut [f32], a: Result<u64, [u32; 4]>, b: u64, bf16: 
         thread.report((FindingKind::RegistersInFlight, what.into()));
     }
     let start = token.unwrap_or(number & TOKEN_MASK);
-    let operands = Operands { a: a.ok(), b, columns: 2 * acc.len(), bf16, accumulate, start };
+    let operands = Operands { a: a.ok(), b, transposed, columns: 2 * acc.len(), bf16, accumulate, start };
     let place = (number - group.first) as usize;
     if place == group.products.len() {
         let a = vec![[0; 4]; if a.is_err() { THREADS } else { 0 }];
@@ -149,6 +158,7 @@ pub(crate) fn wait(acc: &mut [f32], pending: u32) {
     let mut thread = current();
     let mut block = thread.block;
     let mut group = Handle::new(&mut block.warpgroups[thread.index as usize / THREADS]);
+    let pending = crate::mutant!(OneProductGroupMore, pending + 1, pending);
     let finished = thread.products.groups.len().saturating_sub(pending as usize);
     if let Some(&last) = thread.products.groups[..finished].last() {
         thread.products.waited = last;
@@ -303,15 +313,17 @@ fn pieces(
                 f(true, row, k, a.contracted_contiguous(row, k))?;
             }
         }
-        for column in 0..operands.columns {
-            for k in (0..DEPTH).step_by(8) {
-                f(false, k, column, b.contracted_contiguous(column, k))?;
-            }
-        }
-    } else {
+    }
+    if operands.transposed {
         for k in 0..DEPTH {
             for column in (0..operands.columns).step_by(8) {
                 f(false, k, column, b.transposed(k, column))?;
+            }
+        }
+    } else {
+        for column in 0..operands.columns {
+            for k in (0..DEPTH).step_by(8) {
+                f(false, k, column, b.contracted_contiguous(column, k))?;
             }
         }
     }
@@ -360,7 +372,7 @@ fn compute(mut cluster: Handle<Cluster>, block: Handle<Block>, mut group: Handle
         }
     }
     let mut b = vec![0f32; DEPTH * columns];
-    let transposed = product.operands.a.is_none();
+    let transposed = product.operands.transposed;
     // Descriptors were checked at issue; what cannot be decoded was reported there and computes nothing.
     let _ = pieces(product.operands, |of_a, row, column, address| {
         let offset = block.shared.offset(address as u32, 16)?;
