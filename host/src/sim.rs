@@ -9,7 +9,7 @@ use crate::launch::{self, Addresses, MapShape};
 use crate::plan::{Alignment, Entry, Family, GpuProperties, Plan, PlanOptions};
 use crate::problem::{DType, Problem, Strides};
 use cuda_std::sim::{Access, Launch, Memory, Swizzle, encode_tensor_map};
-pub use cuda_std::sim::{Finding, FindingKind, Report};
+pub use cuda_std::sim::{Finding, FindingKind, Mutation, Report};
 use cuda_std::tma::ParamAddress;
 use flash_attention_kernels::params::TensorMap;
 use flash_attention_kernels::simulate::{Kernel, kernel};
@@ -25,6 +25,11 @@ pub struct Options {
     pub kernel: Option<Family>,
     /// The schedule.
     pub seed: u64,
+    /// A bug to plant.
+    pub mutation: Option<Mutation>,
+    /// Factor on the head strides of the simulated tensors, so that their offsets need more than 32 bits; 0 and 1 leave
+    /// them as they are.
+    pub stretch: usize,
 }
 
 /// What a launch gave.
@@ -56,9 +61,13 @@ pub fn forward<T: Element>(
     if problem.dtype != T::DTYPE {
         return Err(Error::invalid("dtype", problem.dtype.name(), "must be the slices'", "convert them"));
     }
+    let stretch = options.stretch.max(1);
+    let far = |strides: Strides| Strides { head: strides.head * stretch, ..strides };
+    let near = problem;
+    let problem = &Problem { q: far(near.q), k: far(near.k), v: far(near.v), o: far(near.o), ..*near };
     let plan_options = PlanOptions { kernel: options.kernel, alignment: Alignment::default() };
     let plan = Plan::new(problem, &GPU, &plan_options)?;
-    let tensors = Shapes::of(problem);
+    let tensors = Shapes::of(near, stretch);
     let mut memory = Memory::new();
     let addresses = Addresses {
         q: tensors.q.upload(&mut memory, "Q", q)?,
@@ -75,7 +84,7 @@ pub fn forward<T: Element>(
     let rows = problem.batch * problem.heads * problem.seqlen_q;
     Ok(Outcome {
         plan,
-        o: download(&mut memory, addresses.o, tensors.o.elements()),
+        o: tensors.o.download(&mut memory, addresses.o),
         lse: memory.read(addresses.lse, rows),
         report,
     })
@@ -97,6 +106,7 @@ fn run(
     let forward = launch::forward_params(entry, problem, addresses);
     let tiles = launch::tiles(entry, problem)?;
     let launch = Launch::new(entry.name, tiles, entry.threads).shared(entry.shared_bytes).seed(options.seed);
+    let launch = Launch { mutation: options.mutation, ..launch };
     match kernel {
         // SAFETY: the simulated device checks every access; the parameters are those of the entry.
         Kernel::Forward(entry) => Ok(launch.run(memory, || unsafe { entry(forward) })),
@@ -119,10 +129,11 @@ fn run(
     }
 }
 
-/// A tensor `(batch, sequence, head, dim)` in a slice.
+/// A tensor `(batch, sequence, head, dim)`: in a slice, and in simulated memory with the head stride stretched.
 struct Shape {
     dims: [usize; 4],
     strides: Strides,
+    stretch: usize,
 }
 
 struct Shapes {
@@ -133,8 +144,9 @@ struct Shapes {
 }
 
 impl Shapes {
-    fn of(p: &Problem) -> Self {
-        let shape = |seqlen, heads, dim, strides| Shape { dims: [p.batch, seqlen, heads, dim], strides };
+    fn of(p: &Problem, stretch: usize) -> Self {
+        let shape =
+            |seqlen, heads, dim, strides| Shape { dims: [p.batch, seqlen, heads, dim], strides, stretch };
         Shapes {
             q: shape(p.seqlen_q, p.heads, p.head_dim, p.q),
             k: shape(p.seqlen_k, p.kv_heads, p.head_dim, p.k),
@@ -145,19 +157,30 @@ impl Shapes {
 }
 
 impl Shape {
-    /// First elements of the rows.
-    fn rows(&self) -> impl Iterator<Item = usize> {
-        let ([batch, seqlen, heads, _], strides) = (self.dims, self.strides);
+    /// First elements of the rows: in the slice and in simulated memory.
+    fn rows(&self) -> impl Iterator<Item = (usize, usize)> {
+        let ([batch, seqlen, heads, _], strides, stretch) = (self.dims, self.strides, self.stretch);
         (0..batch).flat_map(move |b| {
             (0..seqlen).flat_map(move |i| {
-                (0..heads).map(move |h| b * strides.batch + i * strides.seq + h * strides.head)
+                let row = b * strides.batch + i * strides.seq;
+                (0..heads).map(move |h| (row + h * strides.head, row + h * strides.head * stretch))
             })
         })
     }
 
-    /// Elements from the first to the end of the last row.
+    /// Elements from the first to the end of the last row in a slice.
     fn elements(&self) -> usize {
-        self.rows().max().map_or(0, |last| last + self.dims[3])
+        self.rows().map(|(near, _)| near).max().map_or(0, |last| last + self.dims[3])
+    }
+
+    /// Bytes of the region in simulated memory.
+    fn bytes<T>(&self) -> u64 {
+        let elements = self.rows().map(|(_, far)| far).max().map_or(0, |last| last + self.dims[3]);
+        (elements * size_of::<T>()) as u64
+    }
+
+    fn row_bytes<T>(&self) -> u64 {
+        (self.dims[3] * size_of::<T>()) as u64
     }
 
     fn upload<T: Element>(&self, memory: &mut Memory, name: &'static str, values: &[T]) -> Result<u64> {
@@ -169,28 +192,47 @@ impl Shape {
                 "check its shape and strides",
             ));
         }
-        let address = memory.region(name, size_of_val(values).next_multiple_of(2) as u64, Access::Read);
-        match T::DTYPE {
-            // SAFETY: f16 and bf16 are u16 underneath.
-            DType::F16 | DType::Bf16 => memory.write(address, unsafe { cast::<T, u16>(values) }),
-            // SAFETY: the type is f32.
-            DType::F32 => memory.write(address, unsafe { cast::<T, f32>(values) }),
+        let address = memory.region(name, self.bytes::<T>(), Access::Read);
+        let place = |far: usize| address + (far * size_of::<T>()) as u64;
+        if self.stretch == 1 {
+            // What lies between the rows is there as well, and not for the kernel.
+            write(memory, address, &values[..self.elements()]);
+            memory.forbid_read(address, self.bytes::<T>());
+            self.rows().for_each(|(_, far)| memory.allow_read(place(far), self.row_bytes::<T>()));
+        } else {
+            self.rows().for_each(|(near, far)| write(memory, place(far), &values[near..][..self.dims[3]]));
         }
-        memory.forbid_read(address, size_of_val(values) as u64);
-        let bytes = (self.dims[3] * size_of::<T>()) as u64;
-        self.rows().for_each(|row| memory.allow_read(address + (row * size_of::<T>()) as u64, bytes));
         Ok(address)
     }
 
     fn output<T: Element>(&self, memory: &mut Memory, name: &str) -> u64 {
-        let address = memory.region(name, (self.elements() * size_of::<T>()) as u64, Access::Write);
-        let bytes = (self.dims[3] * size_of::<T>()) as u64;
-        self.rows().for_each(|row| memory.allow_write(address + (row * size_of::<T>()) as u64, bytes));
+        let address = memory.region(name, self.bytes::<T>(), Access::Write);
+        let allow =
+            |(_, far)| memory.allow_write(address + (far * size_of::<T>()) as u64, self.row_bytes::<T>());
+        self.rows().for_each(allow);
         address
+    }
+
+    fn download<T: Element>(&self, memory: &mut Memory, address: u64) -> Vec<T> {
+        let mut values = vec![T::from_f32(f32::NAN); self.elements()];
+        for (near, far) in self.rows() {
+            let row = read(memory, address + (far * size_of::<T>()) as u64, self.dims[3]);
+            values[near..][..self.dims[3]].copy_from_slice(&row);
+        }
+        values
     }
 }
 
-fn download<T: Element>(memory: &mut Memory, address: u64, elements: usize) -> Vec<T> {
+fn write<T: Element>(memory: &mut Memory, address: u64, values: &[T]) {
+    match T::DTYPE {
+        // SAFETY: f16 and bf16 are u16 underneath.
+        DType::F16 | DType::Bf16 => memory.write(address, unsafe { cast::<T, u16>(values) }),
+        // SAFETY: the type is f32.
+        DType::F32 => memory.write(address, unsafe { cast::<T, f32>(values) }),
+    }
+}
+
+fn read<T: Element>(memory: &mut Memory, address: u64, elements: usize) -> Vec<T> {
     match T::DTYPE {
         DType::F16 | DType::Bf16 => {
             let bits = memory.read::<u16>(address, elements);

@@ -2,6 +2,7 @@
 
 use crate::config::MaskKind;
 use crate::mask::Mask;
+use cuda_std::mutant;
 
 /// The key blocks of one query tile, in three stages: `0 .. full` need no mask, `full .. end` do, the rest is
 /// never loaded.
@@ -33,7 +34,12 @@ impl BlockRange {
         }
         // block_n is a constant of the tile, so this divides by a constant and leaves no panic path on the device.
         let full = visible_to_all as u32 / block_n as u32;
-        let end = (visible as u32).div_ceil(block_n as u32);
+        let full = mutant!(FullOneMore, full + 1, full);
+        let end = mutant!(
+            PartialBlockLost,
+            visible as u32 / block_n as u32,
+            (visible as u32).div_ceil(block_n as u32)
+        );
         BlockRange { full: full as i32, end: end as i32 }
     }
 }

@@ -178,8 +178,8 @@ tiled_entries!(list_tiled);
 macro_rules! sm80_entries {
     ($callback:ident) => {
         $callback! {
-            sm80_bf16_d32_full: Bf16 32 Full 128 64 4 128 3;
-            sm80_bf16_d32_causal: Bf16 32 Causal 128 64 4 128 3;
+            sm80_bf16_d32_full: Bf16 32 Full 128 64 4 128 2;
+            sm80_bf16_d32_causal: Bf16 32 Causal 128 64 4 128 2;
             sm80_bf16_d64_full: Bf16 64 Full 128 64 4 128 2;
             sm80_bf16_d64_causal: Bf16 64 Causal 128 64 4 128 2;
             sm80_bf16_d96_full: Bf16 96 Full 128 64 3 128 2;
@@ -188,10 +188,10 @@ macro_rules! sm80_entries {
             sm80_bf16_d128_causal: Bf16 128 Causal 128 64 3 128 2;
             sm80_bf16_d192_full: Bf16 192 Full 128 64 3 256 1;
             sm80_bf16_d192_causal: Bf16 192 Causal 128 64 3 256 1;
-            sm80_bf16_d256_full: Bf16 256 Full 128 64 3 256 1;
-            sm80_bf16_d256_causal: Bf16 256 Causal 128 64 3 256 1;
-            sm80_f16_d32_full: F16 32 Full 128 64 4 128 3;
-            sm80_f16_d32_causal: F16 32 Causal 128 64 4 128 3;
+            sm80_bf16_d256_full: Bf16 256 Full 128 32 6 256 1;
+            sm80_bf16_d256_causal: Bf16 256 Causal 128 32 6 256 1;
+            sm80_f16_d32_full: F16 32 Full 128 64 4 128 2;
+            sm80_f16_d32_causal: F16 32 Causal 128 64 4 128 2;
             sm80_f16_d64_full: F16 64 Full 128 64 4 128 2;
             sm80_f16_d64_causal: F16 64 Causal 128 64 4 128 2;
             sm80_f16_d96_full: F16 96 Full 128 64 3 128 2;
@@ -200,8 +200,8 @@ macro_rules! sm80_entries {
             sm80_f16_d128_causal: F16 128 Causal 128 64 3 128 2;
             sm80_f16_d192_full: F16 192 Full 128 64 3 256 1;
             sm80_f16_d192_causal: F16 192 Causal 128 64 3 256 1;
-            sm80_f16_d256_full: F16 256 Full 128 64 3 256 1;
-            sm80_f16_d256_causal: F16 256 Causal 128 64 3 256 1;
+            sm80_f16_d256_full: F16 256 Full 128 32 6 256 1;
+            sm80_f16_d256_causal: F16 256 Causal 128 32 6 256 1;
         }
     };
 }

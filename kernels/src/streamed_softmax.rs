@@ -6,6 +6,7 @@
 //! the result is the same, as long as every weight and factor uses the same one.
 
 use crate::tile::fragment::{quad_max, quad_sum};
+use cuda_std::mutant;
 use cuda_std::{math, warp};
 
 /// How far, in powers of two, a row's scores may outgrow its reference: weights up to 2^8 are far from f16's limit.
@@ -141,12 +142,12 @@ impl<const TILES: usize> StreamedSoftmax<TILES> {
                     let change = (before.high - after.high) + (before.low - after.low);
                     factors[row] = if fresh { 0.0 } else { math::exp2(change) };
                     self.max[m][row] = max;
-                    self.sum[m][row] *= factors[row];
+                    self.sum[m][row] *= mutant!(SumNotRescaled, 1.0, factors[row]);
                 }
                 large |= self.reference(m, row).high.abs() > FOLD_LIMIT;
             }
             for i in 0..O {
-                o_frag[m][i] *= factors[i / 2 % 2];
+                o_frag[m][i] *= mutant!(OutputNotRescaled, 1.0, factors[i / 2 % 2]);
             }
         }
         self.large = warp::any(large);

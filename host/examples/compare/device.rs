@@ -155,7 +155,7 @@ fn simulate<T: Element>(
     if kernel == KernelChoice::Cpu {
         return Err(Failure::new("--kernel cpu is no kernel of the GPU; leave it out or use --device cpu"));
     }
-    let options = sim::Options { kernel: family(kernel), seed: 0 };
+    let options = sim::Options { kernel: family(kernel), ..sim::Options::default() };
     let begin = Instant::now();
     let outcome = sim::forward(problem, &inputs.q, &inputs.k, &inputs.v, &options)?;
     let mut findings: Vec<String> = outcome.report.findings.iter().map(ToString::to_string).collect();

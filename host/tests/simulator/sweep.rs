@@ -78,7 +78,10 @@ fn every_entry_can_be_simulated() {
 #[test]
 fn edge_shapes_are_right_and_clean() {
     for (family, dtype, d) in shipped() {
-        sweep(family, &edges(dtype, d));
+        let mut cases = edges(dtype, d);
+        // A tensor map cannot be made for no rows: the plan hands such a call to another family.
+        cases.retain(|case| family != Family::Sm90 || case.lengths.1 > 0);
+        sweep(family, &cases);
     }
 }
 

@@ -47,6 +47,25 @@ pub(crate) fn no_host_body(name: &str) -> ! {
     )
 }
 
+/// An expression with a bug beside it: `mutant!(Mutation, wrong, right)`. The mutation check plants the bug on the
+/// simulated device; without that, on the GPU above all, only the right expression is compiled.
+#[cfg(all(not(target_arch = "nvptx64"), feature = "sim"))]
+#[macro_export]
+macro_rules! mutant {
+    ($mutation:ident, $wrong:expr, $right:expr) => {
+        if $crate::sim::planted($crate::sim::Mutation::$mutation) { $wrong } else { $right }
+    };
+}
+
+/// An expression with a bug beside it, of which only the right one is compiled here: the simulated device is not.
+#[cfg(not(all(not(target_arch = "nvptx64"), feature = "sim")))]
+#[macro_export]
+macro_rules! mutant {
+    ($mutation:ident, $wrong:expr, $right:expr) => {
+        $right
+    };
+}
+
 /// A value that a device function computes with: the simulated device looks whether it may be used yet.
 #[cfg(not(target_arch = "nvptx64"))]
 #[inline(always)]

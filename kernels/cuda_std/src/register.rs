@@ -10,3 +10,13 @@ pub fn opaque(value: u32) -> u32 {
         same
     } else { value })
 }
+
+/// [`opaque`] of an address.
+#[inline(always)]
+pub fn opaque_address(address: u64) -> u64 {
+    device!({
+        let same: u64;
+        unsafe { core::arch::asm!("mov.b64 {}, {};", out(reg64) same, in(reg64) address, options(nostack, preserves_flags)) };
+        same
+    } else { address })
+}

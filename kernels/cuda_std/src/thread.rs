@@ -29,5 +29,5 @@ special_register! {
 #[inline(always)]
 pub fn sync_threads() {
     device!({ unsafe { core::arch::asm!("bar.sync 0;", options(nostack)) } }
-        else { host!("thread::sync_threads", () => crate::sim::barrier(0, 0, true)) })
+        else { host!("thread::sync_threads", () => mutant!(BarrierOfWarp, crate::sim::sync_warp(), crate::sim::barrier(0, 0, true))) })
 }

@@ -19,6 +19,7 @@ use crate::tile::fragment::{self, Position};
 use crate::tile::swizzled_rows::{LaneView, SwizzledRows, TileCopier};
 use cuda_std::element::Half;
 use cuda_std::global::GlobalPtr;
+use cuda_std::mutant;
 use cuda_std::shared::{self, SharedPtr};
 use cuda_std::{cp_async, mma, register, thread, warp};
 
@@ -49,6 +50,12 @@ impl<const CHUNKS: u32, const BLOCK_N: u32, const SLOTS: u32> Ring<CHUNKS, BLOCK
         SwizzledRows::new(self.first.offset(index * Self::TILE * 8))
     }
 
+    /// The tile to read.
+    #[inline(always)]
+    fn tile(self) -> SwizzledRows<CHUNKS> {
+        SwizzledRows::new(self.first.offset(self.read * 8))
+    }
+
     /// The slot that was read before this one: free after [`wait`](Self::wait).
     #[inline(always)]
     fn free_slot(self) -> SwizzledRows<CHUNKS> {
@@ -76,11 +83,12 @@ fn wait_until_pending(groups: u32) {
         0 => cp_async::wait_group::<0>(),
         1 => cp_async::wait_group::<1>(),
         2 => cp_async::wait_group::<2>(),
-        _ => cp_async::wait_group::<3>(),
+        3 => cp_async::wait_group::<3>(),
+        _ => cp_async::wait_group::<4>(),
     }
 }
 
-/// The copies of one block's K and V, each from its first block of keys on.
+/// The copies of one head's K and V.
 struct KeysAndValues<const CHUNKS: u32, const BLOCK_N: u32, const THREADS: u32> {
     k: TileCopier<CHUNKS, THREADS>,
     v: TileCopier<CHUNKS, THREADS>,
@@ -143,11 +151,9 @@ pub unsafe fn forward<
     let first_row = (at.block_m * BLOCK_M) as i32;
     let warp_rows = 16 * TILES as i32;
     let warp_row = first_row + (thread::thread_idx_x() / warp::WARP_SIZE) as i32 * warp_rows;
+    let own = |warp_row| BlockRange::new(mask, warp_row, warp_rows, BLOCK_N as i32, seqlen_q, seqlen_k);
     let blocks = BlockRange::new(mask, first_row, BLOCK_M as i32, BLOCK_N as i32, seqlen_q, seqlen_k);
-    let mut own = BlockRange::new(mask, warp_row, warp_rows, BLOCK_N as i32, seqlen_q, seqlen_k);
-    if warp_row >= seqlen_q {
-        own.end = 0;
-    }
+    let own_end = if warp_row < seqlen_q { own(warp_row).end } else { 0 };
 
     // Where everything comes from, and its places in shared memory: the ring, then Q, unless it passes through the
     // ring's last slots on its way to registers.
@@ -168,10 +174,12 @@ pub unsafe fn forward<
         blocks: blocks.end,
     };
     let mut ring = Ring::<CHUNKS, BLOCK_N, SLOTS>::new(shared::dynamic_shared_mem());
-    let q_slots = if q_in_registers { BLOCK_M / BLOCK_N } else { 0 };
+    let q_slots = if q_in_registers { BLOCK_M.div_ceil(BLOCK_N) } else { 0 };
     let q_tile = ring.slot(SLOTS - q_slots);
-    let q_lane = q_tile.lane().offset((warp_row - first_row) as u32 * CHUNKS);
-    let (k_lane, v_lane) = (ring.slot(0).lane_of_rows(), ring.slot(0).lane());
+    let q_lane = || {
+        let warp = register::opaque(thread::thread_idx_x()) / warp::WARP_SIZE;
+        q_tile.lane().offset(warp * 16 * TILES as u32 * CHUNKS)
+    };
 
     // The first copies; Q in registers leaves its slots to K and V.
     let mut q_frag = [[[0; 4]; 32]; TILES];
@@ -188,7 +196,7 @@ pub unsafe fn forward<
         if q_in_registers {
             wait_until_pending(beside_q);
             thread::sync_threads();
-            load_q::<CHUNKS, TILES>(&mut q_frag, q_lane);
+            load_q::<CHUNKS, TILES>(&mut q_frag, q_lane());
             thread::sync_threads();
             for slot in beside_q..Ring::<CHUNKS, BLOCK_N, SLOTS>::AHEAD {
                 kv.start(0, slot, ring.slot(slot));
@@ -201,31 +209,34 @@ pub unsafe fn forward<
     let scale_log2 = if X::IDENTITY { params.scale } else { 1.0 } * core::f32::consts::LOG2_E;
     let mut softmax = StreamedSoftmax::<TILES>::new(scale_log2);
     let mut o_frag = [[0.0; O]; TILES];
-    for block in 0..own.end {
+    for block in 0..own_end {
         // K: scores, mask, and the maximum.
         ring.wait();
         // SAFETY: the barrier has freed the slot.
         unsafe { kv.start(block, ahead, ring.free_slot()) }
         let mut s_frag = [[0.0; S]; TILES];
-        let k_lane = k_lane.offset(ring.read);
+        let k_lane = ring.tile().lane_of_rows();
         // SAFETY: both tiles are visible.
         unsafe {
             if q_in_registers {
                 scores::<T, CHUNKS, S, TILES, _>(&mut s_frag, k_lane, |m, step| q_frag[m][step]);
             } else {
+                let q_lane = q_lane();
                 let q = |m, step| q_lane.a(16 * m as u32, 16 * step as u32);
                 scores::<T, CHUNKS, S, TILES, _>(&mut s_frag, k_lane, q);
             }
         }
-        if !X::IDENTITY || block >= own.full {
-            // Made from the ground up, for it would otherwise be made for all blocks at once and held in registers.
-            let warp_row = register::opaque(warp_row as u32) as i32;
+        // From here on made from the ground up: what no block changes would otherwise stay in registers all the time.
+        let row = register::opaque(warp_row as u32) as i32;
+        let partial = block >= own(row).full;
+        if !X::IDENTITY || partial {
             for m in 0..TILES {
-                let at = Position::of_lane(warp_row + 16 * m as i32, block * BLOCK_N as i32);
+                let row = register::opaque(row as u32) as i32 + 16 * m as i32;
+                let at = Position::of_lane(row, block * BLOCK_N as i32);
                 if !X::IDENTITY {
                     fragment::modify_scores(&mut s_frag[m], score_mod, params.scale, at);
                 }
-                if block >= own.full {
+                if partial {
                     fragment::mask_scores(&mut s_frag[m], mask, at, seqlen_k);
                 }
             }
@@ -238,12 +249,12 @@ pub unsafe fn forward<
         // SAFETY: the barrier has freed the slot; the tile is visible.
         unsafe {
             kv.start(block, ahead + 1, ring.free_slot());
-            output::<T, CHUNKS, S, O, TILES>(&mut o_frag, &s_frag, &mut softmax, v_lane.offset(ring.read));
+            output::<T, CHUNKS, S, O, TILES>(&mut o_frag, &s_frag, &mut softmax, ring.tile().lane());
         }
         ring.advance();
     }
     // Where this warp's rows see no more keys, it still helps with the copies for those that do.
-    for block in own.end..blocks.end {
+    for block in own_end..blocks.end {
         for half in 0..2 {
             ring.wait();
             // SAFETY: the barrier has freed the slot.
@@ -253,8 +264,17 @@ pub unsafe fn forward<
     }
     cp_async::wait_group::<0>();
 
-    // The epilogue. Which tile this is, is worked out anew, to spare the mainloop the registers.
-    let at = tile_of::<M>(params, register::opaque(thread::block_idx_x()));
+    // The epilogue. Which tile this is, is worked out anew, to spare the mainloop the registers: what went through a
+    // shuffle, no compiler takes for what it knows already.
+    let again = ForwardParams {
+        blocks_m: warp::uniform(params.blocks_m),
+        heads: warp::uniform(params.heads),
+        seqlen_k: warp::uniform(params.seqlen_k),
+        ..*params
+    };
+    let at = tile_of::<M>(&again, warp::uniform(thread::block_idx_x()));
+    let warp = warp::uniform(thread::thread_idx_x() / warp::WARP_SIZE);
+    let warp_row = (at.block_m * BLOCK_M) as i32 + warp as i32 * warp_rows;
     for m in 0..TILES {
         // SAFETY: the host has checked addresses and strides.
         unsafe { store::<T, O, TILES>(&o_frag[m], &softmax, m, params, at, warp_row + 16 * m as i32) }
@@ -413,7 +433,7 @@ unsafe fn store<T: Half, const O: usize, const TILES: usize>(
     let row = Position::of_lane(first_row, 0).row;
     for half in 0..2 {
         let row = row as i64 + 8 * half as i64;
-        let valid = row < params.seqlen_q as i64;
+        let valid = row < params.seqlen_q as i64 + mutant!(OneRowMore, 1, 0);
         let (factor, lse) = softmax.finish(m, half);
         // SAFETY: rows past the sequence are not written; the host has checked strides and alignment.
         unsafe {

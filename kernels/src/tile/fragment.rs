@@ -8,6 +8,7 @@ use crate::mask::Mask;
 use crate::score_mod::ScoreMod;
 use cuda_std::element::Half;
 use cuda_std::global::GlobalPtr;
+use cuda_std::mutant;
 use cuda_std::{math, warp};
 
 /// Which rows and columns of the whole matrix this lane's fragment elements are.
@@ -33,7 +34,8 @@ impl Position {
 pub fn mask_scores<M: Mask, const S: usize>(s_frag: &mut [f32; S], mask: M, at: Position, seqlen_k: i32) {
     for half in 0..2 {
         // Counted from the lane's own first column, so that every element compares with a constant.
-        let end = mask.row_end(at.row + 8 * half as i32).min(seqlen_k) - at.column;
+        let end = mask.row_end(at.row + 8 * half as i32);
+        let end = mutant!(NoKeyTail, end, end.min(seqlen_k)) - at.column;
         for g in 0..S / 4 {
             for c in 0..2 {
                 let column = (8 * g + c) as i32;

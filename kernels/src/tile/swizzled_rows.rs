@@ -6,8 +6,9 @@
 //! that copies along it are free of conflicts too.
 
 use cuda_std::global::GlobalPtr;
+use cuda_std::mutant;
 use cuda_std::shared::SharedPtr;
-use cuda_std::{cp_async, ldmatrix, thread, warp};
+use cuda_std::{cp_async, ldmatrix, register, thread, warp};
 
 /// Elements of a chunk.
 pub const CHUNK: u32 = 8;
@@ -41,11 +42,14 @@ impl<const CHUNKS: u32> SwizzledRows<CHUNKS> {
         row * CHUNKS + (chunk ^ Self::key(row))
     }
 
+    // Both views are made anew at each use: a few instructions, where keeping them would take registers that the
+    // products want.
+
     /// What this lane reads of every A operand, and of every B operand whose contraction runs along the rows: of 16 x 16
     /// elements, the left half's 8 x 8 matrices come first, from the top.
     #[inline(always)]
     pub fn lane(self) -> LaneView<CHUNKS> {
-        let lane = warp::lane_id();
+        let lane = register::opaque(warp::lane_id());
         self.lane_view(lane % 16, lane / 16)
     }
 
@@ -53,7 +57,7 @@ impl<const CHUNKS: u32> SwizzledRows<CHUNKS> {
     /// first, from the left, because a product takes its B from neighbouring registers only.
     #[inline(always)]
     pub fn lane_of_rows(self) -> LaneView<CHUNKS> {
-        let lane = warp::lane_id();
+        let lane = register::opaque(warp::lane_id());
         self.lane_view(lane % 8 + lane / 16 * 8, lane / 8 % 2)
     }
 
@@ -147,9 +151,9 @@ impl<const CHUNKS: u32, const THREADS: u32> TileCopier<CHUNKS, THREADS> {
         let thread = thread::thread_idx_x();
         let (row, chunk) = (thread / Self::THREADS_OF_ROW, thread % Self::THREADS_OF_ROW);
         TileCopier {
-            from: head.offset((first + row as i32) as i64 * row_stride + (chunk * CHUNK) as i64),
+            from: head.offset(i64::from(first + row as i32) * row_stride + i64::from(chunk * CHUNK)),
             row_stride,
-            to: SwizzledRows::<CHUNKS>::place(row, chunk),
+            to: mutant!(UnswizzledWrites, row * CHUNKS + chunk, SwizzledRows::<CHUNKS>::place(row, chunk)),
             row: row as i32,
             // Up to 32 chunks.
             columns: ((1u64 << (columns / CHUNK)) - 1) as u32 >> chunk,
@@ -163,20 +167,23 @@ impl<const CHUNKS: u32, const THREADS: u32> TileCopier<CHUNKS, THREADS> {
     /// All threads of the block; nobody touches `tile` before the copies are waited for.
     #[inline(always)]
     pub unsafe fn copy_next<const ROWS: u32>(&mut self, tile: SwizzledRows<CHUNKS>, rows: i32) {
-        const { assert!(ROWS.is_multiple_of(Self::ROWS_OF_PASS), "whole passes") };
-        for pass in 0..ROWS / Self::ROWS_OF_PASS {
+        for pass in 0..ROWS.div_ceil(Self::ROWS_OF_PASS) {
             let row = pass * Self::ROWS_OF_PASS;
-            let from_row = self.from.offset(row as i64 * self.row_stride);
-            let columns = if self.row + (row as i32) < rows { self.columns } else { 0 };
-            for part in 0..CHUNKS / Self::THREADS_OF_ROW {
-                let chunk = part * Self::THREADS_OF_ROW;
-                let to = tile.0.offset(self.to + row * CHUNKS + chunk);
-                let from = from_row.offset((chunk * CHUNK) as i64).cast();
-                // SAFETY: only existing elements are read, at rows that the caller aligned to 16 bytes.
-                unsafe { cp_async::copy_16(to, from, columns >> chunk & 1 != 0) }
+            let rows_of_pass = Self::ROWS_OF_PASS.min(ROWS - row);
+            if rows_of_pass == Self::ROWS_OF_PASS || self.row < rows_of_pass as i32 {
+                let columns = if self.row + (row as i32) < rows { self.columns } else { 0 };
+                for part in 0..CHUNKS / Self::THREADS_OF_ROW {
+                    let chunk = part * Self::THREADS_OF_ROW;
+                    let to = tile.0.offset(self.to + row * CHUNKS + chunk);
+                    let from = self.from.offset(i64::from(chunk * CHUNK)).cast();
+                    // SAFETY: only existing elements are read, at rows that the caller aligned to 16 bytes.
+                    unsafe { cp_async::copy_16(to, from, columns >> chunk & 1 != 0) }
+                }
             }
+            // Opaque, or every pass and the whole tile get distances of their own, in registers all the time.
+            let next = self.from.offset(i64::from(rows_of_pass) * self.row_stride);
+            self.from = GlobalPtr::new(register::opaque_address(next.address()));
         }
-        self.from = self.from.offset(ROWS as i64 * self.row_stride);
     }
 }
 

@@ -1,6 +1,7 @@
 //! Loads, stores and atomics of single threads.
 
 use super::handle::Handle;
+use super::mutation::{self, Mutation};
 use super::state::{Thread, current};
 use crate::memory::Scalar;
 
@@ -73,7 +74,7 @@ fn check_floats<T: Scalar>(value: &T) {
 pub(crate) fn load_global<T: Scalar>(address: u64) -> T {
     let thread = current();
     let mut memory = thread.machine.memory;
-    by_size!(T, N => value(&checked(thread, memory.load::<N>(address, thread.me, &thread.clock))))
+    by_size!(T, N => value(&checked(thread, memory.load::<N>(mutation::narrowed(address, Mutation::NarrowLoads), thread.me, &thread.clock))))
 }
 
 #[inline(never)]
@@ -81,7 +82,7 @@ pub(crate) fn store_global<T: Scalar>(address: u64, value: T) {
     let mut thread = current();
     let mut memory = thread.machine.memory;
     check_floats(&value);
-    let stored = by_size!(T, N => memory.store::<N>(address, bytes(value), thread.me, &thread.clock));
+    let stored = by_size!(T, N => memory.store::<N>(mutation::narrowed(address, Mutation::NarrowStores), bytes(value), thread.me, &thread.clock));
     if let Err(fault) = stored {
         thread.report(fault);
     }

@@ -2,6 +2,7 @@
 
 use super::finding::FindingKind;
 use super::handle::Handle;
+use super::mutation::{self, Mutation};
 use super::state::{Thread, current};
 
 /// The copies of one thread.
@@ -57,6 +58,7 @@ pub(crate) fn commit_group() {
 /// `cp.async.wait_group pending`.
 pub(crate) fn wait_group(pending: u32) {
     let mut thread = current();
+    let pending = crate::mutant!(OneCopyGroupMore, pending + 1, pending);
     let done = thread.copies.groups.saturating_sub(pending);
     finish(&mut thread, done);
 }
@@ -86,7 +88,8 @@ fn land(thread: &mut Handle<Thread>, index: usize) {
         return;
     }
     copy.landed = true;
-    let (from, bytes, size, offset) = (copy.from, copy.bytes, copy.size, copy.offset);
+    let (from, bytes, size, offset) =
+        (mutation::narrowed(copy.from, Mutation::NarrowLoads), copy.bytes, copy.size, copy.offset);
     let mut value = [0u8; 16];
     let mut memory = thread.machine.memory;
     if let Err(fault) = memory.load_bytes(from, &mut value[..bytes], thread.me, &thread.clock) {

@@ -45,6 +45,7 @@ pub(crate) fn m16n8k16(acc: &mut [f32; 4], a: [u32; 4], b: [u32; 2], bf16: bool)
 pub(crate) fn ldmatrix(address: u32, transposed: bool) -> [u32; 4] {
     let mut thread = current();
     let mut block = thread.block;
+    let address = crate::mutant!(NeighbourReads, address ^ 16, address);
     let row = block.shared.load::<16>(address, thread.actor()).unwrap_or_else(|fault| {
         thread.report(fault);
         [0xff; 16]

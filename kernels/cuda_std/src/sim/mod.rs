@@ -14,6 +14,7 @@ mod handle;
 mod mbarrier;
 mod memory;
 mod mma;
+mod mutation;
 mod rng;
 mod schedule;
 mod shared;
@@ -23,6 +24,7 @@ pub(crate) mod wgmma;
 
 pub use finding::{Finding, FindingKind};
 pub use memory::{Access, Memory};
+pub use mutation::{Mutation, planted};
 pub use tma::{Swizzle, encode_tensor_map};
 
 pub(crate) use access::{atomic_global, load_global, load_shared, store_global, store_shared};
@@ -50,6 +52,8 @@ pub struct Launch {
     pub shared_bytes: u32,
     /// What decides about the schedule.
     pub seed: u64,
+    /// A bug to plant.
+    pub mutation: Option<Mutation>,
 }
 
 /// What a launch did.
@@ -80,7 +84,7 @@ impl Report {
 impl Launch {
     /// `grid` blocks of `threads` threads, without clusters or shared memory, seed 0.
     pub fn new(name: &str, grid: u32, threads: u32) -> Self {
-        Launch { name: name.into(), grid, threads, cluster: 1, shared_bytes: 0, seed: 0 }
+        Launch { name: name.into(), grid, threads, cluster: 1, shared_bytes: 0, seed: 0, mutation: None }
     }
 
     /// With this much dynamic shared memory.
@@ -117,6 +121,7 @@ impl Launch {
             copies_used: false,
             ops: 0,
         });
+        mutation::plant(self.mutation);
         machine.memory.launch_start = machine.memory.runs + 1;
         for first in (0..self.grid).step_by(self.cluster as usize) {
             machine.memory.runs += 1;
@@ -125,6 +130,7 @@ impl Launch {
                 break;
             }
         }
+        mutation::plant(None);
         let more_findings = machine.findings.dropped;
         Report { findings: machine.findings.finish(), more_findings, operations: machine.ops }
     }
@@ -167,7 +173,8 @@ pub(crate) fn fence_proxy_async() {
 
 /// `fence.mbarrier_init`.
 pub(crate) fn fence_mbarrier_init() {
-    mbarrier::fence_inits(&mut current());
+    let mut thread = current();
+    crate::mutant!(NoFenceOfInit, (), mbarrier::fence_inits(&mut thread));
 }
 
 /// `fence.acq_rel.gpu`: alone it orders nothing that the vector clocks can see.

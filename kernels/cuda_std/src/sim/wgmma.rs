@@ -50,7 +50,7 @@ struct Operands {
     /// A in shared memory; else it is in registers.
     a: Option<u64>,
     b: u64,
-    /// Whether B's other dimension is the contiguous one.
+    /// Whether B's columns are contiguous, not its rows.
     transposed: bool,
     columns: usize,
     bf16: bool,
@@ -82,7 +82,8 @@ pub(crate) struct Products {
 
 /// `wgmma.fence`.
 pub(crate) fn fence() {
-    current().products.fenced = true;
+    let mut thread = current();
+    thread.products.fenced |= crate::mutant!(NoFenceOfProducts, false, true);
 }
 
 /// `wgmma.commit_group`.
@@ -92,7 +93,7 @@ pub(crate) fn commit_group() {
     thread.products.groups.push(issued);
 }
 
-/// `wgmma.mma_async` with A in shared memory or in registers.
+/// `wgmma.mma_async` with A in shared memory or in registers, and B as it is or transposed.
 pub(crate) fn multiply(
     acc: &mut [f32],
     a: Result<u64, [u32; 4]>,
@@ -157,6 +158,7 @@ pub(crate) fn wait(acc: &mut [f32], pending: u32) {
     let mut thread = current();
     let mut block = thread.block;
     let mut group = Handle::new(&mut block.warpgroups[thread.index as usize / THREADS]);
+    let pending = crate::mutant!(OneProductGroupMore, pending + 1, pending);
     let finished = thread.products.groups.len().saturating_sub(pending as usize);
     if let Some(&last) = thread.products.groups[..finished].last() {
         thread.products.waited = last;

@@ -6,3 +6,4 @@
 mod asynchronous;
 mod basics;
 mod findings;
+mod tensor_cores;
