@@ -168,7 +168,10 @@ impl TileOrder {
             last_group_first: whole_groups * per_group * blocks_m,
             blocks_m: Divisor::new(blocks_m),
             heads: Divisor::new(heads),
-            queries_per_key: Divisor::new(if kv_heads == 0 { 1 } else { heads / kv_heads }),
+            queries_per_key: Divisor::new(match heads.checked_div(kv_heads) {
+                Some(queries) => queries,
+                None => 1,
+            }),
         }
     }
 
