@@ -5,6 +5,7 @@ mod cargo;
 mod compare;
 mod dist;
 mod manifest;
+mod package_test;
 mod progress;
 mod project;
 mod readme;
@@ -57,6 +58,8 @@ enum Command {
         #[command(flatten)]
         options: build_ptx::Options,
     },
+    /// Pack what would be published, and build and run it from nothing as a stranger does
+    PackageTest,
     /// Check what no compiler checks: lengths of files, licences, unfinished places
     #[command(name = tidy::COMMAND)]
     Tidy,
@@ -73,6 +76,7 @@ fn main() -> ExitCode {
         Command::Dist { out, options } => {
             dist::run(&out.unwrap_or_else(|| project::target().join("dist")), &options).map(done)
         }
+        Command::PackageTest => package_test::run().map(done),
         Command::Tidy => tidy::run().map(done),
     };
     match result {

@@ -1,7 +1,7 @@
 //! `test`: everything that CI runs, each step with its time.
 
 use crate::cargo::cargo;
-use crate::{build_ptx, readme, tidy};
+use crate::{build_ptx, package_test, readme, tidy};
 use anyhow::{Context as _, Result};
 use std::io::{BufRead as _, BufReader};
 use std::process::{Command, ExitCode, Stdio};
@@ -48,6 +48,7 @@ pub fn run(offline: bool) -> Result<ExitCode> {
         .push(counted("tests of the commands", cargo(&["test", "--package", "xtask", "--package", BUILDER])));
     outcomes.push(counted("tests of the kernels on the simulated device", simulated()));
     outcomes.push(counted("tests of the library", others()));
+    outcomes.push(step("packages, built and run from nothing", package_test::run));
     for line in readme::commands()? {
         outcomes.push(readme_command(&line));
     }
