@@ -1,3 +1,5 @@
+mod edges;
+
 use super::*;
 use crate::problem::{Causal, Window};
 use crate::reference::{Rows, all_rows};
