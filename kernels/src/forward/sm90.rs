@@ -18,6 +18,7 @@ use core::marker::PhantomData;
 use core::mem::offset_of;
 use cuda_std::element::Half;
 use cuda_std::global::GlobalPtr;
+use cuda_std::mutant;
 use cuda_std::shared::SharedPtr;
 use cuda_std::tma::ParamAddress;
 use cuda_std::wgmma::{self, Accumulator};
@@ -539,7 +540,7 @@ where
         let row = Position::of_lane(first_row, 0).row;
         for half in 0..2 {
             let row = row as i64 + 8 * half as i64;
-            let valid = row < forward.seqlen_q as i64;
+            let valid = row < forward.seqlen_q as i64 + mutant!(OneRowMore, 1, 0);
             // SAFETY: rows past the sequence are not written; the host has checked the strides and the alignment.
             unsafe {
                 let o_row = o_head.offset(row * strides.seq);
