@@ -151,6 +151,18 @@ impl<const STAGES: u32> Gates<STAGES> {
         unsafe { mutant!(NoWaitForFull, (), Mbarrier(self.full.offset(at.stage)).wait(at.phase)) }
     }
 
+    /// Reader: leaves a buffer that the lanes themselves have read, not a matrix product: lane 0, which says so, has to
+    /// know that all are done.
+    ///
+    /// # Safety
+    /// All lanes of the warp.
+    #[inline(always)]
+    pub unsafe fn release_loaded(self, at: PipelineState<STAGES>) {
+        warp::sync_warp();
+        // SAFETY: as the caller promises.
+        unsafe { self.release(at) }
+    }
+
     /// Reader: leaves the buffer. Every warp says so once, by its first lane.
     ///
     /// # Safety

@@ -221,14 +221,22 @@ where
         self.params.order.tile(number, matches!(M::KIND, MaskKind::Causal))
     }
 
-    /// Waits for the next tile's number and leaves its place in the ring; `None` ends the work.
+    /// Waits for the next tile's number and leaves its place in the ring; `None` ends the work. Called by one thread, or
+    /// by `WHOLE_WARPS`.
     #[inline(always)]
-    unsafe fn next_tile(&self, state: &mut PipelineState<TILES_AHEAD>) -> Option<WorkTile> {
+    unsafe fn next_tile<const WHOLE_WARPS: bool>(
+        &self,
+        state: &mut PipelineState<TILES_AHEAD>,
+    ) -> Option<WorkTile> {
         // SAFETY: a reader of the ring, with its own state.
         let number = unsafe {
             self.shared.tile_gates.wait_full(*state);
             let number = self.shared.tile_numbers.load(state.stage);
-            self.shared.tile_gates.release(*state);
+            if WHOLE_WARPS {
+                self.shared.tile_gates.release_loaded(*state);
+            } else {
+                self.shared.tile_gates.release(*state);
+            }
             number
         };
         state.advance();
@@ -293,7 +301,7 @@ where
         let mut v_state = PipelineState::new();
         // SAFETY: the one thread that fills this ring; each opened buffer gets the copies that it announces.
         unsafe {
-            while let Some(tile) = self.next_tile(&mut tile_state) {
+            while let Some(tile) = self.next_tile::<false>(&mut tile_state) {
                 // Q is wanted sooner, and copies queue.
                 shared.q_gates.wait_full(q_state);
                 q_state.advance();
@@ -388,7 +396,7 @@ where
     ) -> Option<WorkTile> {
         // SAFETY: the rings are initialised and the states this warpgroup's own.
         unsafe {
-            let tile = self.next_tile(&mut consumer.tile_state);
+            let tile = self.next_tile::<true>(&mut consumer.tile_state);
             if tile.is_some() {
                 self.shared.q_gates.wait_full(consumer.q_state);
                 if Q > 0 {
@@ -400,7 +408,7 @@ where
                             consumer.q_frag[4 * step + i] = q[i];
                         }
                     }
-                    self.shared.q_gates.release(consumer.q_state);
+                    self.shared.q_gates.release_loaded(consumer.q_state);
                     consumer.q_state.advance();
                 }
                 self.shared.k_gates.wait_full(consumer.k_state);
