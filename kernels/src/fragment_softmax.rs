@@ -1,6 +1,7 @@
 //! Online softmax on a fragment's two rows: the running maximum, the running sum, and the factors between blocks.
 
 use crate::tile::fragment::{quad_max, quad_sum};
+use cuda_std::mutant;
 use cuda_std::wgmma::Accumulator;
 use cuda_std::{math, warp};
 
@@ -50,7 +51,7 @@ impl Rescale {
             if self.any {
                 o_frag.wait::<0, 1>();
                 for i in 0..O {
-                    o_frag[i] *= self.factors[i / 2 % 2];
+                    o_frag[i] *= mutant!(OutputNotRescaled, 1.0, self.factors[i / 2 % 2]);
                 }
             } else {
                 o_frag.wait::<0, 0>();
@@ -80,7 +81,7 @@ impl OnlineSoftmax {
             if (block_max - self.max[row]) * self.scale_log2 > RESCALE_THRESHOLD {
                 factors[row] = math::exp2((self.max[row] - block_max) * self.scale_log2);
                 self.max[row] = block_max;
-                self.sum[row] *= factors[row];
+                self.sum[row] *= mutant!(SumNotRescaled, 1.0, factors[row]);
                 grown = true;
             }
             self.shift[row] = self.finite_max(row) * self.scale_log2;

@@ -4,6 +4,7 @@ use crate::tile::swizzled::Tiles;
 use cuda_std::barrier::NamedBarrier;
 use cuda_std::mbarrier::Mbarrier;
 use cuda_std::memory::Scalar;
+use cuda_std::mutant;
 use cuda_std::shared::SharedPtr;
 use cuda_std::{fence, thread, warp};
 
@@ -29,7 +30,7 @@ impl<const STAGES: u32> PipelineState<STAGES> {
         self.stage += 1;
         if self.stage == STAGES {
             self.stage = 0;
-            self.phase ^= 1;
+            self.phase ^= mutant!(PhaseNeverFlips, 0, 1);
         }
     }
 }
@@ -121,7 +122,9 @@ impl<const STAGES: u32> Gates<STAGES> {
     #[inline(always)]
     pub unsafe fn wait_empty(self, at: PipelineState<STAGES>) {
         // SAFETY: the ring is initialised. In the first round the "previous" phase counts as complete.
-        unsafe { Mbarrier(self.empty.offset(at.stage)).wait(at.phase ^ 1) }
+        unsafe {
+            Mbarrier(self.empty.offset(at.stage)).wait(mutant!(PhaseOfTheReader, at.phase, at.phase ^ 1))
+        }
     }
 
     /// Producer: lets the buffer count as full once `bytes` of copies have arrived; what this thread wrote before is
@@ -145,7 +148,19 @@ impl<const STAGES: u32> Gates<STAGES> {
     #[inline(always)]
     pub unsafe fn wait_full(self, at: PipelineState<STAGES>) {
         // SAFETY: as the caller promises.
-        unsafe { Mbarrier(self.full.offset(at.stage)).wait(at.phase) }
+        unsafe { mutant!(NoWaitForFull, (), Mbarrier(self.full.offset(at.stage)).wait(at.phase)) }
+    }
+
+    /// Reader: leaves a buffer that the lanes themselves have read, not a matrix product: lane 0, which says so, has to
+    /// know that all are done.
+    ///
+    /// # Safety
+    /// All lanes of the warp.
+    #[inline(always)]
+    pub unsafe fn release_loaded(self, at: PipelineState<STAGES>) {
+        warp::sync_warp();
+        // SAFETY: as the caller promises.
+        unsafe { self.release(at) }
     }
 
     /// Reader: leaves the buffer. Every warp says so once, by its first lane.
@@ -165,7 +180,7 @@ impl<const STAGES: u32> Gates<STAGES> {
 #[inline(always)]
 pub fn publish_barriers() {
     fence::mbarrier_init();
-    thread::sync_threads();
+    mutant!(NoBarrierAfterInit, (), thread::sync_threads());
 }
 
 /// Whose turn it is to issue matrix products: while one warpgroup multiplies, the others compute softmax.

@@ -12,7 +12,6 @@ use cuda_std::element::Bf16;
 use cuda_std::global::GlobalPtr;
 use cuda_std::mbarrier::Mbarrier;
 use cuda_std::shared::{SharedPtr, dynamic_shared_mem};
-use cuda_std::tma::ParamAddress;
 use cuda_std::wgmma::{self, Accumulator, Descriptor};
 use cuda_std::{fence, kernel, ldmatrix, mma, thread, warp};
 
@@ -36,7 +35,7 @@ pub const TMA_DIMS: [u64; 4] = [56, 100, 1, 1];
 pub const TMA_ROW_BYTES: u64 = 128;
 
 /// Parameters of every kernel.
-#[repr(C, align(64))]
+#[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Params {
     /// The tensor map of [`layout_tma`].
@@ -124,7 +123,7 @@ pub unsafe fn layout_ldmatrix(params: Params) {
 /// # Safety
 /// One block of 128 threads with [`Params`] that are true.
 #[kernel(threads = 128)]
-pub unsafe fn layout_tma(params: Params, address: ParamAddress) {
+pub unsafe fn layout_tma(params: Params, address: cuda_std::tma::ParamAddress) {
     let tid = thread::thread_idx_x();
     let shared = dynamic_shared_mem::<u16>();
     let full = Mbarrier(shared.offset(64 * 64).cast());
@@ -193,7 +192,7 @@ unsafe fn finish(params: &Params, mut acc: [f32; 40]) {
     // SAFETY: 40 words of output a thread.
     unsafe {
         wgmma::commit_group();
-        acc.wait::<0>();
+        acc.wait::<0, 0>();
         for i in 0..40 {
             write_word(params, 40 * thread::thread_idx_x() + i as u32, acc[i].to_bits());
         }

@@ -18,6 +18,7 @@ use core::marker::PhantomData;
 use core::mem::offset_of;
 use cuda_std::element::Half;
 use cuda_std::global::GlobalPtr;
+use cuda_std::mutant;
 use cuda_std::shared::SharedPtr;
 use cuda_std::tma::ParamAddress;
 use cuda_std::wgmma::{self, Accumulator};
@@ -220,14 +221,22 @@ where
         self.params.order.tile(number, matches!(M::KIND, MaskKind::Causal))
     }
 
-    /// Waits for the next tile's number and leaves its place in the ring; `None` ends the work.
+    /// Waits for the next tile's number and leaves its place in the ring; `None` ends the work. Called by one thread, or
+    /// by `WHOLE_WARPS`.
     #[inline(always)]
-    unsafe fn next_tile(&self, state: &mut PipelineState<TILES_AHEAD>) -> Option<WorkTile> {
+    unsafe fn next_tile<const WHOLE_WARPS: bool>(
+        &self,
+        state: &mut PipelineState<TILES_AHEAD>,
+    ) -> Option<WorkTile> {
         // SAFETY: a reader of the ring, with its own state.
         let number = unsafe {
             self.shared.tile_gates.wait_full(*state);
             let number = self.shared.tile_numbers.load(state.stage);
-            self.shared.tile_gates.release(*state);
+            if WHOLE_WARPS {
+                self.shared.tile_gates.release_loaded(*state);
+            } else {
+                self.shared.tile_gates.release(*state);
+            }
             number
         };
         state.advance();
@@ -292,7 +301,7 @@ where
         let mut v_state = PipelineState::new();
         // SAFETY: the one thread that fills this ring; each opened buffer gets the copies that it announces.
         unsafe {
-            while let Some(tile) = self.next_tile(&mut tile_state) {
+            while let Some(tile) = self.next_tile::<false>(&mut tile_state) {
                 // Q is wanted sooner, and copies queue.
                 shared.q_gates.wait_full(q_state);
                 q_state.advance();
@@ -387,7 +396,7 @@ where
     ) -> Option<WorkTile> {
         // SAFETY: the rings are initialised and the states this warpgroup's own.
         unsafe {
-            let tile = self.next_tile(&mut consumer.tile_state);
+            let tile = self.next_tile::<true>(&mut consumer.tile_state);
             if tile.is_some() {
                 self.shared.q_gates.wait_full(consumer.q_state);
                 if Q > 0 {
@@ -399,7 +408,7 @@ where
                             consumer.q_frag[4 * step + i] = q[i];
                         }
                     }
-                    self.shared.q_gates.release(consumer.q_state);
+                    self.shared.q_gates.release_loaded(consumer.q_state);
                     consumer.q_state.advance();
                 }
                 self.shared.k_gates.wait_full(consumer.k_state);
@@ -539,7 +548,7 @@ where
         let row = Position::of_lane(first_row, 0).row;
         for half in 0..2 {
             let row = row as i64 + 8 * half as i64;
-            let valid = row < forward.seqlen_q as i64;
+            let valid = row < forward.seqlen_q as i64 + mutant!(OneRowMore, 1, 0);
             // SAFETY: rows past the sequence are not written; the host has checked the strides and the alignment.
             unsafe {
                 let o_row = o_head.offset(row * strides.seq);

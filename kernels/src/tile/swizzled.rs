@@ -5,6 +5,7 @@
 //! neither a row nor a column of pieces meets the same banks twice.
 
 use cuda_std::mbarrier::Mbarrier;
+use cuda_std::mutant;
 use cuda_std::shared::SharedPtr;
 use cuda_std::tma::TensorMapPtr;
 use cuda_std::wgmma::Descriptor;
@@ -74,14 +75,16 @@ impl<const ROWS: u32, const COLS: u32> SharedTile<ROWS, COLS> {
     #[inline(always)]
     pub fn columns_contracted(self, step: u32) -> Descriptor {
         const STEPS_OF_SLAB: u32 = SLAB_COLS / 16;
-        let offset = step / STEPS_OF_SLAB * Self::SLAB_BYTES + step % STEPS_OF_SLAB * 32;
+        let offset =
+            step / STEPS_OF_SLAB * Self::SLAB_BYTES + step % STEPS_OF_SLAB * mutant!(WideStep, 64, 32);
         Descriptor::new(self.0.address(), ATOM_BYTES, ATOM_BYTES).advance(offset)
     }
 
     /// The tile as an operand whose contraction dimension are its rows, from row `16 * step` on.
     #[inline(always)]
     pub fn rows_contracted(self, step: u32) -> Descriptor {
-        Descriptor::new(self.0.address(), Self::SLAB_BYTES, ATOM_BYTES).advance(step * 2 * ATOM_BYTES)
+        let leading = mutant!(LeadingOfAtom, ATOM_BYTES, Self::SLAB_BYTES);
+        Descriptor::new(self.0.address(), leading, ATOM_BYTES).advance(step * 2 * ATOM_BYTES)
     }
 }
 

@@ -36,18 +36,15 @@ pub(crate) fn copy(to: u32, from: u64, size: usize, bytes: u32) {
         let place = thread.machine.memory.place(from);
         return thread.report((FindingKind::Misaligned, format!("cp.async of {size} bytes from {place}")));
     }
-    let begun = block
-        .shared
-        .offset(to, size)
-        .and_then(|offset| block.shared.begin_copy(offset, size, thread.actor()).map(|()| offset));
-    match begun {
-        Ok(offset) => {
-            let group = thread.copies.groups;
-            let copy = Copy { group, offset, from, bytes: bytes as usize, size, landed: false };
-            thread.copies.flying.push(copy);
-        }
-        Err(fault) => thread.report(fault),
+    let offset = match block.shared.offset(to, size) {
+        Ok(offset) => offset,
+        Err(fault) => return thread.report(fault),
+    };
+    if let Err(fault) = block.shared.begin_copy(offset, size, thread.actor()) {
+        thread.report(fault);
     }
+    let group = thread.copies.groups;
+    thread.copies.flying.push(Copy { group, offset, from, bytes: bytes as usize, size, landed: false });
 }
 
 /// `cp.async.commit_group`.

@@ -79,21 +79,32 @@ impl Shared {
         actor: Actor<'_>,
     ) -> Result<(), Fault> {
         let offset = self.offset(address, N)?;
-        for unit in &mut self.units[offset / 2..(offset + N) / 2] {
-            unit.on_write(&actor).map_err(|fault| at(fault, offset))?;
-            unit.flags = WRITTEN;
-        }
         self.data[offset..offset + N].copy_from_slice(&value);
-        Ok(())
+        self.write_units(offset, N, actor, WRITTEN)
     }
 
     /// Marks the destination of a copy at its start: the sender must have seen all earlier accesses.
     pub(crate) fn begin_copy(&mut self, offset: usize, bytes: usize, actor: Actor<'_>) -> Result<(), Fault> {
+        self.write_units(offset, bytes, actor, IN_FLIGHT)
+    }
+
+    /// Stamps a write. It happens even where it may not, so that one bug does not look like several.
+    #[inline(always)]
+    fn write_units(
+        &mut self,
+        offset: usize,
+        bytes: usize,
+        actor: Actor<'_>,
+        flags: u32,
+    ) -> Result<(), Fault> {
+        let mut result = Ok(());
         for unit in &mut self.units[offset / 2..(offset + bytes) / 2] {
-            unit.on_write(&actor).map_err(|fault| at(fault, offset))?;
-            unit.flags = IN_FLIGHT;
+            if let Err(fault) = unit.on_write(&actor) {
+                result = Err(at(fault, offset));
+            }
+            unit.flags = flags | unit.flags & MBARRIER;
         }
-        Ok(())
+        result
     }
 
     /// The bytes of a copy arrive.
@@ -208,16 +219,19 @@ impl Unit {
 
     #[inline(always)]
     fn on_write(&mut self, actor: &Actor<'_>) -> Result<(), Fault> {
-        if self.flags & (IN_FLIGHT | MBARRIER) != 0 {
-            return Err(self.fault());
-        }
-        if !actor.clock.has_seen(self.write) {
-            return Err((FindingKind::Race, "write, and an unordered write of another thread".into()));
-        }
-        if !(actor.clock.has_seen(self.read) && actor.clock.has_seen(self.other_read)) {
-            return Err((FindingKind::Race, "write, and an unordered read of another thread".into()));
-        }
-        *self = Unit { write: actor.me, ..Unit::default() };
-        Ok(())
+        let race = |what: &str| {
+            Err((FindingKind::Race, format!("write, and an unordered {what} of another thread")))
+        };
+        let result = if self.flags & (IN_FLIGHT | MBARRIER) != 0 {
+            Err(self.fault())
+        } else if !actor.clock.has_seen(self.write) {
+            race("write")
+        } else if !(actor.clock.has_seen(self.read) && actor.clock.has_seen(self.other_read)) {
+            race("read")
+        } else {
+            Ok(())
+        };
+        *self = Unit { write: actor.me, flags: self.flags & MBARRIER, ..Unit::default() };
+        result
     }
 }

@@ -150,7 +150,9 @@ fn start_load(
         let index = mbarrier::for_copy(&mut block, thread, barrier)?;
         let offset = block.shared.offset(to, 16)?;
         block.shared.offset(to + bytes as u32 - 16, 16)?;
-        block.shared.begin_copy(offset, bytes, thread.actor())?;
+        if let Err(fault) = block.shared.begin_copy(offset, bytes, thread.actor()) {
+            thread.report(fault);
+        }
         targets.push((block, index));
     }
     let coordinates: Vec<i64> = coordinates.iter().map(|&c| i64::from(c)).collect();
