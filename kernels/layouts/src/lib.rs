@@ -5,6 +5,8 @@
 //! capture_layouts` runs them on a Hopper GPU and keeps the results as fixtures; the test of this crate holds the
 //! simulated device against them.
 #![cfg_attr(target_arch = "nvptx64", no_std)]
+// Registers are arrays with constant indices on the device; iterators over them are not.
+#![allow(clippy::needless_range_loop)]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, stdarch_nvptx, asm_experimental_arch))]
 
 use core::mem::offset_of;

@@ -113,7 +113,7 @@ unsafe fn multicast(params: &Multicast, rounds: u32, skip_remote_wait: bool) {
         for round in 0..rounds {
             if tid == 0 {
                 if round > 0 && !skip_remote_wait {
-                    empty.wait(round % 2 ^ 1);
+                    empty.wait((round + 1) % 2);
                 }
                 full.arrive_expect(8192);
                 let row = (64 * round + 32 * rank) as i32;
