@@ -121,6 +121,6 @@ mod tests {
         assert_eq!(of(&[0..8, 0..9]), Sight::Whole);
         assert_eq!(of(&[0..8, 0..7]), Sight::Part);
         // An empty range inside the block is not a sight.
-        assert_eq!(of(&[5..5]), Sight::Nothing);
+        assert_eq!(of(&[5..5, 0..2]), Sight::Nothing);
     }
 }
