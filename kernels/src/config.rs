@@ -1,7 +1,7 @@
 //! One table of entries: everything that exists as a compiled kernel, by family.
 //!
 //! Each family's macro lists its rows once and hands them to a callback. Three readers expand them: `forward/`
-//! makes the `#[kernel]` functions, [`ENTRIES`] tells build-ptx which entries to expect, and the host's plan picks
+//! makes the `#[kernel]` functions, [`entries`] tells build-ptx which entries to expect, and the host's plan picks
 //! its candidates from the same rows.
 
 /// Element type of Q, K, V and O.

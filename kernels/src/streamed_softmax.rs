@@ -1,7 +1,7 @@
 //! Online softmax whose exponentials are taken a few at a time, between the products that consume them.
 //!
 //! Weights are powers of two, `2^(s c - R)` with `c = scale log2 e` and a row's reference `R`, near `c` times a
-//! maximum that the row once had. `R` is raised only when a score outgrows it by [`RESCALE_THRESHOLD`], so almost
+//! maximum that the row once had. `R` is raised only when a score outgrows it by `RESCALE_THRESHOLD`, so almost
 //! every block of keys is spared the exchange of maxima between lanes and the rescaling of the output. Whatever `R` is,
 //! the result is the same, as long as every weight and factor uses the same one.
 
