@@ -1,14 +1,19 @@
 //! Captures where tensor cores and TMA put what, on a Hopper GPU, as fixtures for the simulated device.
 //!
-//! `cargo run -p flash-attention-layouts --example capture [-- PTX]`; without a PTX it compiles the kernels first, with
-//! the toolchain that `cargo xtask setup` provides.
+//! ```text
+//! cargo run --release -p flash-attention-layouts --example capture                 compile, run, write the fixtures
+//! cargo run --release -p flash-attention-layouts --example capture -- --pack FOLDER   compile into FOLDER, for a GPU elsewhere
+//! FOLDER/capture FOLDER/layouts.ptx OUT                                            there: run, write the fixtures to OUT
+//! ```
+//!
+//! The compiler is the one that `cargo xtask setup` provides.
 
 use anyhow::{Context, ensure};
 use flash_attention::cuda::cust::memory::{CopyDestination, DeviceBuffer, DeviceCopy};
 use flash_attention::cuda::cust::module::Module;
 use flash_attention::cuda::cust::stream::{Stream, StreamFlags};
 use flash_attention::cuda::cust::{self, launch};
-use flash_attention_builder::{CudaArch, CudaBuilder, exit_if_linker};
+use flash_attention_builder::{CudaArch, CudaBuilder, Provision, Toolchain, exit_if_linker};
 use flash_attention_driver as driver;
 use flash_attention_layouts::{
     ELEMENTS, KERNELS, Params, SHARED_BYTES, TMA_DIMS, TMA_ROW_BYTES, WORDS, input,
@@ -28,11 +33,37 @@ unsafe impl DeviceCopy for Argument {}
 fn main() -> anyhow::Result<()> {
     exit_if_linker();
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let ptx = match std::env::args_os().nth(1) {
-        Some(path) => PathBuf::from(path),
-        None => CudaBuilder::new(folder).arch(CudaArch::Sm90a).build()?,
-    };
-    let text = fs::read_to_string(&ptx).with_context(|| ptx.display().to_string())?;
+    let mut arguments = std::env::args_os().skip(1);
+    let (first, second) = (arguments.next(), arguments.next().map(PathBuf::from));
+    match first {
+        Some(option) if option == "--pack" => pack(&second.context("--pack wants a folder")?),
+        Some(ptx) => capture(Path::new(&ptx), &second.unwrap_or_else(|| folder.join("fixtures"))),
+        None => capture(&compile()?, &folder.join("fixtures")),
+    }
+}
+
+/// Compiles this crate's kernels.
+fn compile() -> anyhow::Result<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let target = folder.join("../../target");
+    let toolchain = Toolchain::find(&Provision::below(&target).offline(true), &|_, _| {})?;
+    let builder = CudaBuilder::new(folder).arch(CudaArch::Sm90a).toolchain(toolchain);
+    Ok(builder.target_dir(target.join("device-layouts")).build()?)
+}
+
+/// Puts this program and the compiled kernels into a folder.
+fn pack(folder: &Path) -> anyhow::Result<()> {
+    fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+    let (program, ptx) = (folder.join("capture"), folder.join("layouts.ptx"));
+    fs::copy(std::env::current_exe()?, &program)?;
+    fs::copy(compile()?, &ptx)?;
+    println!("on a machine with a Hopper GPU: {} {} OUT", program.display(), ptx.display());
+    Ok(())
+}
+
+/// Runs the kernels and writes what they give, one file each.
+fn capture(ptx: &Path, fixtures: &Path) -> anyhow::Result<()> {
+    let text = fs::read_to_string(ptx).with_context(|| ptx.display().to_string())?;
     let _context = cust::quick_init().context("no GPU")?;
     let module = Module::from_ptx(&text, &[]).context("the kernels do not load: this needs a Hopper GPU")?;
     let stream = Stream::new(StreamFlags::NON_BLOCKING, None)?;
@@ -40,7 +71,7 @@ fn main() -> anyhow::Result<()> {
     assert_eq!(elements.len(), ELEMENTS);
     let on_device = DeviceBuffer::from_slice(&elements)?;
     let map = tensor_map(on_device.as_device_ptr().as_raw())?;
-    fs::create_dir_all(folder.join("fixtures"))?;
+    fs::create_dir_all(fixtures)?;
     for (name, threads) in KERNELS {
         let output = DeviceBuffer::from_slice(&[0u32; WORDS])?;
         let (input, address) = (on_device.as_device_ptr().as_raw(), output.as_device_ptr().as_raw());
@@ -56,7 +87,7 @@ fn main() -> anyhow::Result<()> {
             let line: Vec<String> = line.iter().map(|word| format!("{word:x}")).collect();
             writeln!(text, "{}", line.join(" "))?;
         }
-        let path = folder.join(format!("fixtures/{name}.txt"));
+        let path = fixtures.join(format!("{name}.txt"));
         fs::write(&path, text)?;
         println!("{}", path.display());
     }

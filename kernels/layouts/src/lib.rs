@@ -1,9 +1,8 @@
 //! Tiny kernels that show where tensor cores and TMA put what.
 //!
 //! Each has one block, reads [`input`] and writes [`WORDS`] words of raw registers or shared memory. Inputs are small
-//! integers, so every sum is exact and a result says from where each element came. `cargo run --example
-//! capture_layouts` runs them on a Hopper GPU and keeps the results as fixtures; the test of this crate holds the
-//! simulated device against them.
+//! integers, so every sum is exact and a result says from where each element came. The example `capture` runs them on a
+//! Hopper GPU and keeps the results as fixtures; the test of this crate holds the simulated device against them.
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 // Registers are arrays with constant indices on the device; iterators over them are not.
 #![allow(clippy::needless_range_loop)]
