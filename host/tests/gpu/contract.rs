@@ -10,14 +10,14 @@ fn in_families(
     make: impl Fn(Option<flash_attention::Family>) -> Case,
     test: impl Fn(&Case, &flash_attention::Stream),
 ) {
-    let Some((stream, gpu)) = gpu() else { return };
+    let Some(gpu) = gpu() else { return };
     let mut ran = 0;
     for family in FAMILIES.map(Some).into_iter().chain([None]) {
         let case = make(family);
-        match case.refusal(&gpu) {
+        match case.refusal(&gpu.properties) {
             Some(why) => eprintln!("NOT RUN: {why}"),
             None => {
-                test(&case, &stream);
+                test(&case, &gpu.stream);
                 ran += 1;
             }
         }
@@ -49,7 +49,11 @@ fn addresses_and_strides_that_suit_no_wide_copy() {
         let make = |family| {
             let mut case = Case::new(family, dtype, (70, 90), (40, 40));
             case.offset = 3;
-            let odd = |s: usize, h: usize| Strides { batch: s * h * 43 + 5, seq: h * 43 + 1, head: 43 };
+            // Odd numbers that step over whole rows, as an output's have to.
+            let odd = |s: usize, h: usize| {
+                let (head, seq) = (43, h * 43 + 1);
+                Strides { batch: s * seq + 5, seq, head }
+            };
             let p = &mut case.problem;
             (p.q, p.o, p.k, p.v) = (odd(70, 4), odd(70, 4), odd(90, 2), odd(90, 2));
             case
@@ -60,11 +64,12 @@ fn addresses_and_strides_that_suit_no_wide_copy() {
 
 #[test]
 fn empty_batches_and_sequences() {
-    let Some((stream, _)) = gpu() else { return };
+    let Some(gpu) = gpu() else { return };
+    let stream = &gpu.stream;
     for (batch, seqlen_q) in [(0, 64), (2, 0)] {
         let q = Tensor::<f32>::zeros(stream.device(), [batch, seqlen_q, 2, 64]).unwrap();
         let k = Tensor::<f32>::zeros(stream.device(), [batch, 16, 2, 64]).unwrap();
-        let output = Attention::forward(&q, &k, &k).run(&stream).unwrap();
+        let output = Attention::forward(&q, &k, &k).run(stream).unwrap();
         assert!(output.o.to_vec().unwrap().is_empty() && output.lse.to_vec().unwrap().is_empty());
     }
 }
@@ -139,10 +144,11 @@ fn large_scores_of_f32_stay_finite() {
 
 #[test]
 fn without_lse_the_output_is_the_same() {
-    let Some((stream, gpu)) = gpu() else { return };
+    let Some(gpu) = gpu() else { return };
+    let stream = &gpu.stream;
     for family in FAMILIES {
         let case = Case::new(Some(family), DType::Bf16, (100, 100), (64, 64));
-        if let Some(why) = case.refusal(&gpu) {
+        if let Some(why) = case.refusal(&gpu.properties) {
             eprintln!("NOT RUN: {why}");
             continue;
         }
@@ -150,9 +156,9 @@ fn without_lse_the_output_is_the_same() {
         let dense: Vec<bf16> = case.elements(0).map(|at| q[at]).collect();
         let q = Tensor::from_slice(stream.device(), &dense, [2, 100, 4, 64]).unwrap();
         let attention = Attention::forward(&q, &q, &q).kernel(family);
-        let with = attention.run(&stream).unwrap();
+        let with = attention.run(stream).unwrap();
         let mut o = Tensor::zeros(stream.device(), [2, 100, 4, 64]).unwrap();
-        attention.run_into(&stream, &mut o, None).unwrap();
+        attention.run_into(stream, &mut o, None).unwrap();
         assert_eq!(with.o.to_vec().unwrap(), o.to_vec().unwrap(), "{case}");
     }
 }

@@ -1,6 +1,6 @@
 //! Contexts, streams, graphs, foreign handles, and the fixtures of real tensors.
 
-use super::{FAMILIES, gpu};
+use super::{FAMILIES, gpu, gpu_alone};
 use flash_attention::reference::{Rows, sample_rows};
 use flash_attention::{
     Attention, Causal, DType, Device, Extras, Problem, Stream, Strides, Tensor, check, cuda, plain, reference,
@@ -31,11 +31,36 @@ fn current_context() -> driver::Context {
     context
 }
 
+/// The first GPU's primary context, current on this thread until this is dropped.
+struct Current(&'static driver::Functions);
+
+impl Current {
+    fn primary(functions: &'static driver::Functions) -> Self {
+        let (mut device, mut context) = (0, std::ptr::null_mut());
+        // SAFETY: places for the answers. The context is kept to the end of the process, as the library keeps it.
+        unsafe {
+            assert_eq!((functions.cuDeviceGet)(&mut device, 0), driver::SUCCESS);
+            assert_eq!((functions.cuDevicePrimaryCtxRetain)(&mut context, device), driver::SUCCESS);
+            assert_eq!((functions.cuCtxPushCurrent)(context), driver::SUCCESS);
+        }
+        Current(functions)
+    }
+}
+
+impl Drop for Current {
+    fn drop(&mut self) {
+        let mut popped = std::ptr::null_mut();
+        // SAFETY: this thread pushed one context.
+        unsafe { (self.0.cuCtxPopCurrent)(&mut popped) };
+    }
+}
+
 #[test]
 fn the_callers_context_stays_current_and_a_foreign_one_serves() {
-    let Some((stream, _)) = gpu() else { return };
+    let Some(gpu) = gpu() else { return };
+    let stream = &gpu.stream;
     let (q, kv) = (tensor(stream.device(), 1), tensor(stream.device(), 2));
-    let expected = Attention::forward(&q, &kv, &kv).run(&stream).unwrap().o.to_vec().unwrap();
+    let expected = Attention::forward(&q, &kv, &kv).run(stream).unwrap().o.to_vec().unwrap();
     assert!(current_context().is_null(), "nothing was current before");
 
     // A context of cust's own, beside the primary one.
@@ -48,7 +73,7 @@ fn the_callers_context_stays_current_and_a_foreign_one_serves() {
     .unwrap();
     let mine = current_context();
     assert!(!mine.is_null());
-    let again = Attention::forward(&q, &kv, &kv).run(&stream).unwrap().o.to_vec().unwrap();
+    let again = Attention::forward(&q, &kv, &kv).run(stream).unwrap().o.to_vec().unwrap();
     assert_eq!(again, expected);
     assert_eq!(current_context(), mine);
 
@@ -76,11 +101,12 @@ fn the_callers_context_stays_current_and_a_foreign_one_serves() {
 
 #[test]
 fn threads_and_streams_work_side_by_side() {
-    let Some((stream, _)) = gpu() else { return };
+    let Some(gpu) = gpu() else { return };
+    let stream = &gpu.stream;
     let device = stream.device();
     let (q, kv) = (tensor(device, 3), tensor(device, 4));
     let attention = Attention::forward(&q, &kv, &kv).causal(true);
-    let expected = attention.run(&stream).unwrap().o.to_vec().unwrap();
+    let expected = attention.run(stream).unwrap().o.to_vec().unwrap();
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
@@ -101,13 +127,17 @@ fn threads_and_streams_work_side_by_side() {
 
 #[test]
 fn a_captured_graph_gives_the_same_each_time_it_runs() {
-    let Some((stream, gpu)) = gpu() else { return };
+    let Some(gpu) = gpu_alone() else { return };
+    let stream = &gpu.stream;
     let functions = driver::driver().unwrap();
+    // The library leaves the thread as it found it, so the calls of this test need a context of their own accord.
+    let _current = Current::primary(functions);
     let (q, kv) = (tensor(stream.device(), 6), tensor(stream.device(), 7));
     for family in FAMILIES {
         let attention = Attention::forward(&q, &kv, &kv).causal(true).kernel(family);
         let options = flash_attention::PlanOptions { kernel: Some(family), ..Default::default() };
-        if let Err(why) = flash_attention::Plan::new(&attention.problem().unwrap(), &gpu, &options) {
+        if let Err(why) = flash_attention::Plan::new(&attention.problem().unwrap(), &gpu.properties, &options)
+        {
             eprintln!("NOT RUN: {why}");
             continue;
         }
@@ -118,7 +148,7 @@ fn a_captured_graph_gives_the_same_each_time_it_runs() {
         unsafe {
             let begun = (functions.cuStreamBeginCapture)(stream.raw(), 1);
             assert_eq!(begun, driver::SUCCESS);
-            attention.run_into(&stream, &mut o, None).unwrap();
+            attention.run_into(stream, &mut o, None).unwrap();
             assert_eq!((functions.cuStreamEndCapture)(stream.raw(), &mut graph), driver::SUCCESS);
             assert_eq!((functions.cuGraphInstantiate)(&mut instance, graph, 0), driver::SUCCESS);
         }
@@ -128,7 +158,7 @@ fn a_captured_graph_gives_the_same_each_time_it_runs() {
             assert_eq!(unsafe { (functions.cuGraphLaunch)(instance, stream.raw()) }, driver::SUCCESS);
         }
         let captured = o.to_vec().unwrap();
-        assert!(captured == attention.run(&stream).unwrap().o.to_vec().unwrap(), "{}", family.name());
+        assert!(captured == attention.run(stream).unwrap().o.to_vec().unwrap(), "{}", family.name());
         // SAFETY: each is destroyed once, and nothing runs.
         unsafe {
             assert_eq!((functions.cuGraphExecDestroy)(instance), driver::SUCCESS);
@@ -139,18 +169,20 @@ fn a_captured_graph_gives_the_same_each_time_it_runs() {
 
 #[test]
 fn time_is_the_devices() {
-    let Some((stream, _)) = gpu() else { return };
+    let Some(gpu) = gpu() else { return };
+    let stream = &gpu.stream;
     let q = tensor(stream.device(), 8);
     let attention = Attention::forward(&q, &q, &q);
-    attention.run(&stream).unwrap();
-    let (_, time) = stream.time(|| attention.run(&stream)).unwrap();
+    attention.run(stream).unwrap();
+    let (_, time) = stream.time(|| attention.run(stream)).unwrap();
     assert!(time > std::time::Duration::ZERO && time < std::time::Duration::from_secs(1), "{time:?}");
 }
 
 /// Two heads of a real model's first and last layer, with O and LSE computed elsewhere in f64.
 #[test]
 fn real_tensors_agree_with_results_computed_elsewhere() {
-    let Some((stream, gpu)) = gpu() else { return };
+    let Some(gpu) = gpu() else { return };
+    let stream = &gpu.stream;
     for bytes in [
         include_bytes!("../fixtures/minilm-layer0.safetensors").as_slice(),
         include_bytes!("../fixtures/minilm-layer5.safetensors").as_slice(),
@@ -182,11 +214,11 @@ fn real_tensors_agree_with_results_computed_elsewhere() {
                     .kernel(family);
                 let problem = Problem { causal, ..Problem::new(DType::F16, 1, 512, 2, 32) };
                 let options = flash_attention::PlanOptions { kernel: Some(family), ..Default::default() };
-                if let Err(why) = flash_attention::Plan::new(&problem, &gpu, &options) {
+                if let Err(why) = flash_attention::Plan::new(&problem, &gpu.properties, &options) {
                     eprintln!("NOT RUN: {why}");
                     continue;
                 }
-                let output = attention.run(&stream).unwrap();
+                let output = attention.run(stream).unwrap();
                 let extras = Extras::default();
                 let rows = sample_rows(&problem, &extras, 256, 1);
                 let ours = Array4::from_shape_vec((1, 512, 2, 32), output.o.to_vec().unwrap()).unwrap();

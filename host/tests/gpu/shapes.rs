@@ -1,8 +1,8 @@
 //! Every family over types, head dimensions, lengths and masks.
 
 use super::case::Case;
-use super::{DTYPES, FAMILIES, gpu, typed};
-use flash_attention::{Causal, DType, Element, Family, GpuProperties, Stream};
+use super::{DTYPES, FAMILIES, Gpu, gpu, typed};
+use flash_attention::{Causal, DType, Element, Family, Stream};
 use std::collections::BTreeSet;
 
 const MASKS: [Causal; 3] = [Causal::No, Causal::BottomRight, Causal::TopLeft];
@@ -20,15 +20,15 @@ fn verify<T: Element>(case: &Case, stream: &Stream) {
 }
 
 /// Runs those of `cases` that `family` can run, and says why it could not run the others.
-fn sweep(family: Family, stream: &Stream, gpu: &GpuProperties, cases: impl Iterator<Item = Case>) -> usize {
+fn sweep(family: Family, gpu: &Gpu, cases: impl Iterator<Item = Case>) -> usize {
     let (mut ran, mut refused) = (0, BTreeSet::new());
     for case in cases {
-        match case.refusal(gpu) {
+        match case.refusal(&gpu.properties) {
             Some(why) => {
                 refused.insert(why.to_string());
             }
             None => {
-                typed!(case.problem.dtype, verify(&case, stream));
+                typed!(case.problem.dtype, verify(&case, &gpu.stream));
                 ran += 1;
             }
         }
@@ -39,7 +39,7 @@ fn sweep(family: Family, stream: &Stream, gpu: &GpuProperties, cases: impl Itera
 }
 
 fn shapes_of(family: Family) {
-    let Some((stream, gpu)) = gpu() else { return };
+    let Some(gpu) = gpu() else { return };
     let cases = DTYPES.into_iter().flat_map(|dtype| {
         head_dims(dtype).iter().flat_map(move |&d| {
             LENGTHS.into_iter().flat_map(move |lengths| {
@@ -47,11 +47,11 @@ fn shapes_of(family: Family) {
             })
         })
     });
-    let ran = sweep(family, &stream, &gpu, cases);
+    let ran = sweep(family, &gpu, cases);
     let all = DTYPES.iter().map(|&dtype| head_dims(dtype).len() * LENGTHS.len() * MASKS.len()).sum::<usize>();
     match family {
         Family::Tiled => assert_eq!(ran, all, "tiled is the family that runs everything"),
-        Family::Sm90 if gpu.capability != (9, 0) => assert_eq!(ran, 0),
+        Family::Sm90 if gpu.properties.capability != (9, 0) => assert_eq!(ran, 0),
         _ => assert!(ran > 0, "{} ran nothing", family.name()),
     }
 }
@@ -78,18 +78,18 @@ fn sm90() {
 
 #[test]
 fn value_columns_of_their_own_number() {
-    let Some((stream, gpu)) = gpu() else { return };
+    let Some(gpu) = gpu() else { return };
     for family in FAMILIES {
         let cases = [(64, 128), (128, 64), (96, 40), (256, 8), (192, 128)].into_iter().flat_map(|dims| {
             [DType::Bf16, DType::F32].map(|dtype| Case::new(Some(family), dtype, (150, 210), dims))
         });
-        sweep(family, &stream, &gpu, cases);
+        sweep(family, &gpu, cases);
     }
 }
 
 #[test]
 fn many_tiles() {
-    let Some((stream, gpu)) = gpu() else { return };
+    let Some(gpu) = gpu() else { return };
     for family in FAMILIES {
         let cases = MASKS.into_iter().flat_map(|mask| {
             [64, 128].map(|d| {
@@ -102,6 +102,6 @@ fn many_tiles() {
                 case
             })
         });
-        sweep(family, &stream, &gpu, cases);
+        sweep(family, &gpu, cases);
     }
 }

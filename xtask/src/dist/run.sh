@@ -21,9 +21,8 @@ fi
 
 for tests in gpu-tests/*; do
     if [ -x "$tests" ]; then
-        # One at a time: a graph capture in one thread is invalidated by what the others call.
-        check "$tests" gpu:: --test-threads=1
-        if [ -n "${SANITIZER:-}" ]; then check "$SANITIZER" --tool memcheck --error-exitcode 1 "$tests" gpu:: --test-threads=1; fi
+        check "$tests" gpu::
+        if [ -n "${SANITIZER:-}" ]; then check "$SANITIZER" --tool memcheck --error-exitcode 1 "$tests" gpu::; fi
     fi
 done
 
