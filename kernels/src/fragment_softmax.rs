@@ -1,5 +1,6 @@
 //! Online softmax on a fragment's two rows: the running maximum, the running sum, and the factors between blocks.
 
+use crate::softmax::FOLD_LIMIT;
 use crate::tile::fragment::{quad_max, quad_sum};
 use cuda_std::mutant;
 use cuda_std::wgmma::Accumulator;
@@ -9,8 +10,6 @@ use cuda_std::{math, warp};
 /// Any stored maximum gives the same result; a stale one only makes the weights larger than 1, and 2^8 times the
 /// largest sum is far from f32's and f16's limits.
 const RESCALE_THRESHOLD: f32 = 8.0;
-/// From here on `scale * max * log2 e` rounded to f32 may be off by a quarter, and the difference is taken first.
-const FOLD_LIMIT: f32 = 4_194_304.0;
 
 /// The softmax state of the two rows of a lane (`m` and `l` of the paper). The maximum is the quad's, the sum this
 /// lane's share.

@@ -7,6 +7,13 @@ use crate::tile::register_tile::{RegisterTile, RowVector};
 use core::f32::consts::{LN_2, LOG2_E};
 use cuda_std::{math, warp};
 
+/// How large `|max * scale * log2 e|` may be for the half types' kernels to take it off inside one fma.
+///
+/// Rounded to f32 it is off by 2^-13 at most, and each weight of the row by 2^-13.5 of itself. The sum has the same
+/// factor, but the weights are rounded to the element type before they meet the values: a largest weight that ought to
+/// be 1 must still round to 1, for which it may be off by 2^-12 in f16 and by 2^-9 in bf16.
+pub(crate) const FOLD_LIMIT: f32 = 4096.0;
+
 /// Running maximum `m` and sum `l` of a thread's rows. The threads that share a row all know its maximum; each has
 /// summed its own columns only, until [`finish`](OnlineSoftmax::finish).
 #[derive(Clone, Copy, Debug)]

@@ -32,6 +32,9 @@ pub struct Case {
     pub layout: Layout,
     /// What the elements of Q and K are multiplied with.
     pub magnitude: f32,
+    /// The first column of every row of Q and of K; the others are then small integers, so that every score is exact
+    /// and lies close to the two's product.
+    pub offset: Option<(f32, f32)>,
     /// Rows of Q and of K that are NaN.
     pub nan_rows: Option<(usize, usize)>,
 }
@@ -47,6 +50,7 @@ impl Case {
             causal: Causal::No,
             layout: Layout::Bshd,
             magnitude: 1.0,
+            offset: None,
             nan_rows: None,
         }
     }
@@ -84,9 +88,13 @@ impl Case {
         let ((s_q, s_k), (h, h_k), (d, d_v)) = (self.lengths, self.heads, self.dims);
         let dims = |s, h, d| [self.batch, s, h, d];
         let (q_nan, k_nan) = self.nan_rows.unzip();
-        let q = tensor::<T>(dims(s_q, h, d), problem.q, 1, self.magnitude, q_nan);
-        let k = tensor::<T>(dims(s_k, h_k, d), problem.k, 2, self.magnitude, k_nan);
+        let mut q = tensor::<T>(dims(s_q, h, d), problem.q, 1, self.magnitude, q_nan);
+        let mut k = tensor::<T>(dims(s_k, h_k, d), problem.k, 2, self.magnitude, k_nan);
         let v = tensor::<T>(dims(s_k, h_k, d_v), problem.v, 3, 1.0, None);
+        if let Some((of_q, of_k)) = self.offset {
+            shift(&mut q, dims(s_q, h, d), problem.q, of_q);
+            shift(&mut k, dims(s_k, h_k, d), problem.k, of_k);
+        }
         let outcome = match sim::forward(&problem, &q, &k, &v, options) {
             Ok(outcome) => outcome,
             Err(error) => return vec![error.to_string()],
@@ -106,6 +114,21 @@ impl Case {
         let rows = Rows::gather(view(o, dims(s_q, h, d_v), problem.o), Some(lse), &index);
         faults.extend(check::check(self.dtype, &rows, &truth, &plain).failures);
         faults
+    }
+}
+
+/// Rounds every element to an integer and puts `first` into each row's first column.
+fn shift<T: Element>(values: &mut [T], [batch, seqlen, heads, d]: [usize; 4], strides: Strides, first: f32) {
+    for b in 0..batch {
+        for i in 0..seqlen {
+            for h in 0..heads {
+                let row = b * strides.batch + i * strides.seq + h * strides.head;
+                for value in &mut values[row..row + d] {
+                    *value = T::from_f32(value.to_f32().round());
+                }
+                values[row] = T::from_f32(first);
+            }
+        }
     }
 }
 

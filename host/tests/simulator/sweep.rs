@@ -38,17 +38,24 @@ pub fn edges(dtype: DType, d: usize) -> Vec<Case> {
     cases
 }
 
-/// Runs every case under some schedules and gives all faults.
+/// Runs every family's cases under some schedules; all must be right and without findings.
 #[track_caller]
-fn sweep(family: Family, cases: &[Case]) {
+fn sweep(cases_of: impl Fn(Family, DType, usize) -> Vec<Case>) {
+    let cases: Vec<(Family, usize, Case)> = shipped()
+        .into_iter()
+        .flat_map(|(family, dtype, d)| {
+            let cases = cases_of(family, dtype, d).into_iter().enumerate();
+            cases.map(move |(n, case)| (family, n, case))
+        })
+        .collect();
     let faults: Vec<String> = cases
         .par_iter()
-        .enumerate()
-        .flat_map_iter(|(n, case)| {
+        .flat_map_iter(|(family, n, case)| {
             (0..2).flat_map(move |seed| {
-                let options = Options { seed: 2 * n as u64 + seed, ..Options::default() };
-                let faults = case.faults(family, &options);
-                faults.into_iter().map(move |fault| format!("{case:?} seed {}: {fault}", options.seed))
+                let options = Options { seed: 2 * *n as u64 + seed, ..Options::default() };
+                let (name, faults) = (family.name(), case.faults(*family, &options));
+                let described = move |fault| format!("{name}: {case:?} seed {}: {fault}", options.seed);
+                faults.into_iter().map(described)
             })
         })
         .collect();
@@ -77,12 +84,32 @@ fn every_entry_can_be_simulated() {
 
 #[test]
 fn edge_shapes_are_right_and_clean() {
-    for (family, dtype, d) in shipped() {
+    sweep(|family, dtype, d| {
         let mut cases = edges(dtype, d);
         // A tensor map cannot be made for no rows: the plan hands such a call to another family.
         cases.retain(|case| family != Family::Sm90 || case.lengths.1 > 0);
-        sweep(family, &cases);
-    }
+        cases
+    });
+}
+
+/// Scores so large that their product with scale and log2 e, rounded to f32, is off by more than a weight can bear:
+/// random ones, of which a row's largest has all the weight, and exact ones that lie close together far from 0, so that
+/// many keys count.
+#[test]
+fn large_scores_are_right() {
+    sweep(|_, dtype, d| {
+        let new = || Case::new(dtype, (40, 200), d);
+        let random = [20.0, 40.0, 100.0, 300.0, 1000.0].map(|magnitude| Case { magnitude, ..new() });
+        let exact = [16.0, 64.0, 448.0, 1792.0, 28672.0].into_iter().flat_map(|of_k| {
+            [of_k, -of_k].map(|of_k| Case {
+                offset: Some((448.0, of_k)),
+                magnitude: 4.0,
+                causal: Causal::BottomRight,
+                ..new()
+            })
+        });
+        random.into_iter().chain(exact).collect()
+    });
 }
 
 /// One short case for every entry: each tile and each mask is compiled for itself.
