@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::launch::RawStream;
-use crate::module::check;
+use crate::module::{check, is_capturing};
 use flash_attention_driver as driver;
 use flash_attention_driver::Functions;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -50,14 +50,7 @@ impl Counters {
 
     /// The address of the counter for the next launch into `stream`, or 0 where there is none left.
     pub(crate) fn take(&self, driver: &Functions, stream: RawStream) -> Result<u64> {
-        // The default stream cannot be captured, and asking about it while another one is would end that capture.
-        let mut status = driver::CAPTURE_STATUS_NONE;
-        if !stream.is_null() && stream != driver::STREAM_LEGACY {
-            // SAFETY: a place for the answer; the caller vouches for the stream.
-            let code = unsafe { (driver.cuStreamIsCapturing)(stream, &mut status) };
-            check(driver, "cuStreamIsCapturing", code)?;
-        }
-        let slot = if status == driver::CAPTURE_STATUS_NONE {
+        let slot = if !is_capturing(driver, stream)? {
             self.launches.fetch_add(1, Ordering::Relaxed) % Self::RING
         } else {
             let slot = self.captures.fetch_add(1, Ordering::Relaxed);

@@ -26,6 +26,10 @@ pub(crate) struct Books {
     pub refuse: Option<&'static [u8]>,
     /// Whether streams are being captured.
     pub capturing: bool,
+    /// Bytes of each allocation.
+    pub allocated: Vec<usize>,
+    /// Bytes that are free; plenty where nobody says.
+    pub free: Option<usize>,
 }
 
 /// What a tensor map was made from.
@@ -89,7 +93,13 @@ pub(crate) static DRIVER: Functions = Functions {
     cuDeviceGetAttribute,
     cuThreadExchangeStreamCaptureMode,
     cuMemAlloc,
+    cuMemFree,
+    cuMemGetInfo,
+    cuEventCreate,
+    cuEventRecord,
+    cuEventSynchronize,
     cuStreamCreate,
+    cuStreamWaitEvent,
     cuMemsetD32Async,
     cuStreamSynchronize,
     cuStreamDestroy,
@@ -150,7 +160,37 @@ mod functions {
         note("cuThreadExchangeStreamCaptureMode")
     }
 
-    pub unsafe extern "C" fn cuMemAlloc(place: *mut u64, _: usize) -> Code {
+    pub unsafe extern "C" fn cuMemFree(_: u64) -> Code {
+        note("cuMemFree")
+    }
+
+    pub unsafe extern "C" fn cuMemGetInfo(free: *mut usize, total: *mut usize) -> Code {
+        // SAFETY: as the driver's.
+        unsafe {
+            free.write(books(|books| books.free).unwrap_or(1 << 40));
+            answer("cuMemGetInfo", total, 1 << 40)
+        }
+    }
+
+    pub unsafe extern "C" fn cuEventCreate(place: *mut driver::Event, _: u32) -> Code {
+        // SAFETY: as the driver's.
+        unsafe { answer("cuEventCreate", place, 0x33 as driver::Event) }
+    }
+
+    pub unsafe extern "C" fn cuEventRecord(_: driver::Event, _: driver::Stream) -> Code {
+        note("cuEventRecord")
+    }
+
+    pub unsafe extern "C" fn cuEventSynchronize(_: driver::Event) -> Code {
+        note("cuEventSynchronize")
+    }
+
+    pub unsafe extern "C" fn cuStreamWaitEvent(_: driver::Stream, _: driver::Event, _: u32) -> Code {
+        note("cuStreamWaitEvent")
+    }
+
+    pub unsafe extern "C" fn cuMemAlloc(place: *mut u64, bytes: usize) -> Code {
+        books(|books| books.allocated.push(bytes));
         // SAFETY: as the driver's.
         unsafe { answer("cuMemAlloc", place, 0x7000_0000) }
     }

@@ -1,5 +1,7 @@
 //! From a plan to work in a stream: grid, block, shared memory and the one parameter struct.
 
+pub(crate) mod standard;
+
 use crate::device;
 use crate::error::{Error, Result};
 use crate::heuristics::heads_per_group;
@@ -36,6 +38,11 @@ pub struct Addresses {
 /// The call returns before the work is done. The first call that needs a kernel loads it; after that a call
 /// allocates nothing, loads nothing and waits for nothing. It can be captured in a graph.
 ///
+/// The family `standard` keeps its scores in a workspace of the context
+/// ([`Plan::workspace_bytes`](crate::Plan::workspace_bytes)): its first call allocates that, a call that needs a larger
+/// one waits for the last and allocates again, and a captured call that would have to is an error. Its calls in
+/// different streams run one after the other.
+///
 /// # Errors
 /// Everything that can be known to be wrong is an error before anything is launched, and the outputs are untouched
 /// then.
@@ -46,7 +53,8 @@ pub struct Addresses {
 ///   outputs in between.
 /// - `stream` is null or a stream of the current context.
 /// - Where the call is captured: of all instances of the graph at most one runs at a time (they share this launch's
-///   work counter).
+///   work counter), and, if the family is `standard`, no other call of that family in this context at the same time
+///   (they share the workspace).
 pub unsafe fn forward(
     problem: &Problem,
     addresses: &Addresses,
@@ -98,11 +106,12 @@ unsafe fn run(
         return Ok(());
     }
     let entry = &plan.entry;
-    let forward = forward_params(entry, problem, addresses);
     let tiles = tiles(entry, problem)?;
     match entry.family {
-        Family::Standard | Family::Tiled | Family::Sm80 => {
-            let mut params = forward;
+        // SAFETY: the caller's promises.
+        Family::Standard => unsafe { standard::run(context, entry, problem, addresses, stream) },
+        Family::Tiled | Family::Sm80 => {
+            let mut params = forward_params(entry, problem, addresses);
             // SAFETY: the entry takes one ForwardParams and the memory is as the caller promises.
             unsafe { submit(context, entry, tiles, (&raw mut params).cast(), stream) }
         }
@@ -112,6 +121,7 @@ unsafe fn run(
             let work_counter =
                 if tiles > grid { context.counters()?.take(context.driver(), stream)? } else { 0 };
             let encode = |shape: &MapShape| tensor_map(context.driver(), shape);
+            let forward = forward_params(entry, problem, addresses);
             let mut params = sm90_params(entry, problem, forward, work_counter, encode)?;
             // SAFETY: the entry takes one Sm90Params, the counter is this launch's, and the memory is as the caller
             // promises.

@@ -66,6 +66,7 @@ pub mod reference;
 #[cfg(feature = "sim")]
 pub mod sim;
 pub mod tensor;
+mod workspace;
 
 pub use attention::{Attention, Output};
 pub use device::{Device, Stream};

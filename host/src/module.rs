@@ -6,7 +6,9 @@
 use crate::counters::Counters;
 use crate::embedded;
 use crate::error::{Error, Result};
+use crate::launch::RawStream;
 use crate::plan::{Entry, GpuProperties};
+use crate::workspace::Workspace;
 use flash_attention_driver as driver;
 use flash_attention_driver::{Code, Functions, SUCCESS};
 use std::collections::HashMap;
@@ -21,6 +23,18 @@ pub(crate) fn driver_functions() -> Result<&'static Functions> {
 /// Turns a driver's code into a result.
 pub(crate) fn check(driver: &Functions, call: &'static str, code: Code) -> Result<()> {
     if code == SUCCESS { Ok(()) } else { Err(Error::driver(driver, call, code)) }
+}
+
+/// Whether what is put into `stream` becomes part of a graph.
+pub(crate) fn is_capturing(driver: &Functions, stream: RawStream) -> Result<bool> {
+    // The default stream cannot be captured, and asking about it while another one is would end that capture.
+    let mut status = driver::CAPTURE_STATUS_NONE;
+    if !stream.is_null() && stream != driver::STREAM_LEGACY {
+        // SAFETY: a place for the answer; the caller vouches for the stream.
+        let code = unsafe { (driver.cuStreamIsCapturing)(stream, &mut status) };
+        check(driver, "cuStreamIsCapturing", code)?;
+    }
+    Ok(status != driver::CAPTURE_STATUS_NONE)
 }
 
 /// A kernel that is loaded and ready to be launched in its context.
@@ -59,6 +73,7 @@ pub(crate) struct Context {
     /// Held while a kernel is loaded, so that two threads do not load the same one.
     loading: Mutex<()>,
     counters: OnceLock<Counters>,
+    workspace: Workspace,
 }
 
 impl Context {
@@ -108,6 +123,7 @@ impl Context {
             kernels: RwLock::default(),
             loading: Mutex::new(()),
             counters: OnceLock::new(),
+            workspace: Workspace::default(),
         })
     }
 
@@ -133,6 +149,11 @@ impl Context {
             return Ok(self.counters.get_or_init(|| made));
         }
         Ok(self.counters.get().expect("set above or by the thread before"))
+    }
+
+    /// The context's workspace for scores.
+    pub(crate) fn workspace(&self) -> &Workspace {
+        &self.workspace
     }
 
     /// The kernel of `entry`, loaded into the current context if it is not yet.
@@ -223,13 +244,13 @@ impl Context {
 }
 
 /// While it lives, this thread may load code and allocate memory though one of its streams is being captured.
-struct CaptureRelaxed {
+pub(crate) struct CaptureRelaxed {
     driver: &'static Functions,
     before: i32,
 }
 
 impl CaptureRelaxed {
-    fn enter(driver: &'static Functions) -> Result<Self> {
+    pub(crate) fn enter(driver: &'static Functions) -> Result<Self> {
         let mut mode = driver::CAPTURE_MODE_RELAXED;
         // SAFETY: the mode is swapped for the thread's own.
         let code = unsafe { (driver.cuThreadExchangeStreamCaptureMode)(&mut mode) };

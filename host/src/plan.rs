@@ -5,8 +5,9 @@
 //! heads, so that a sequence's result does not depend on its company.
 
 use crate::error::{Error, Result};
+use crate::launch;
 use crate::problem::{Causal, DType, Problem, Strides, Window};
-pub use flash_attention_kernels::config::{Entry, Family, MaskKind};
+pub use flash_attention_kernels::config::{Entry, Family, MaskKind, Part};
 use std::fmt;
 
 /// What a plan has to know about a GPU.
@@ -191,6 +192,15 @@ impl Plan {
         Err(Error::unavailable(format!("no kernel can run this problem ({})", reasons.join("; ")), USE_CPU))
     }
 
+    /// Bytes of device memory that a call of `problem` needs beside its tensors: the matrix of scores for `standard`,
+    /// nothing for the others.
+    pub fn workspace_bytes(&self, problem: &Problem) -> u64 {
+        match self.entry.family {
+            Family::Standard => launch::standard::scores_bytes(&self.entry, problem),
+            Family::Tiled | Family::Sm80 | Family::Sm90 => 0,
+        }
+    }
+
     /// The families that were preferred but could not run the problem, with the reason.
     pub fn refused(&self) -> impl Iterator<Item = (Family, Refusal)> {
         self.refused.into_iter().flatten()
@@ -240,7 +250,10 @@ fn choose<I: Iterator<Item = &'static Entry>>(
             return Err(Refusal::NoKeys);
         }
     }
-    let of_type = || entries().filter(|entry| entry.family == family && entry.dtype == problem.dtype);
+    let of_type = || {
+        entries()
+            .filter(|entry| entry.family == family && entry.begins_call() && entry.dtype == problem.dtype)
+    };
     if of_type().next().is_none() {
         return Err(Refusal::DType(problem.dtype));
     }
@@ -252,7 +265,7 @@ fn choose<I: Iterator<Item = &'static Entry>>(
         Causal::No => MaskKind::Full,
         Causal::BottomRight | Causal::TopLeft => MaskKind::Causal,
     };
-    let fitting = || of_type().filter(|entry| entry.mask == mask && entry.head_dim as usize >= d);
+    let fitting = || of_type().filter(|entry| entry.mask.serves(mask) && entry.head_dim as usize >= d);
     let smallest = fitting().map(|entry| entry.head_dim).min().ok_or(Refusal::HeadDim(d))?;
     // Of several kernels for one head dimension, the one meant for the longest sequences that still fits; the table
     // lists the preferred one of equals first.

@@ -5,7 +5,7 @@
 
 use crate::element::Element;
 use crate::error::{Error, Result};
-use crate::launch::{self, Addresses, MapShape};
+use crate::launch::{self, Addresses, MapShape, standard};
 use crate::plan::{Alignment, Entry, Family, GpuProperties, Plan, PlanOptions};
 use crate::problem::{DType, Problem, Strides};
 use cuda_std::sim::{Access, Launch, Memory, Swizzle, encode_tensor_map};
@@ -97,19 +97,14 @@ fn run(
     memory: &mut Memory,
     options: &Options,
 ) -> Result<Report> {
-    let Some(kernel) = kernel(entry.name) else {
-        return Err(Error::unavailable(
-            format!("{} cannot be simulated", entry.name),
-            "name another kernel family",
-        ));
-    };
     let forward = launch::forward_params(entry, problem, addresses);
     let tiles = launch::tiles(entry, problem)?;
-    let launch = Launch::new(entry.name, tiles, entry.threads).shared(entry.shared_bytes).seed(options.seed);
-    let launch = Launch { mutation: options.mutation, ..launch };
-    match kernel {
-        // SAFETY: the simulated device checks every access; the parameters are those of the entry.
-        Kernel::Forward(entry) => Ok(launch.run(memory, || unsafe { entry(forward) })),
+    match function(entry)? {
+        Kernel::Standard(_) => run_standard(entry, problem, addresses, memory, options),
+        Kernel::Forward(function) => {
+            // SAFETY: the simulated device checks every access; the parameters are those of the entry.
+            Ok(launch_of(entry, tiles, options).run(memory, || unsafe { function(forward) }))
+        }
         Kernel::Sm90(function) => {
             let grid = tiles.min(GPU.multiprocessors);
             let mut work_counter = 0;
@@ -124,9 +119,45 @@ fn run(
             let params = launch::sm90_params(entry, problem, forward, work_counter, encode)?;
             let maps = ParamAddress(&raw const params as u64);
             // SAFETY: as above.
-            Ok(Launch { grid, ..launch }.run(memory, || unsafe { function(params, maps) }))
+            Ok(launch_of(entry, grid, options).run(memory, || unsafe { function(params, maps) }))
         }
     }
+}
+
+/// The three launches of standard attention; what they report, together.
+fn run_standard(
+    scores: &Entry,
+    problem: &Problem,
+    addresses: &Addresses,
+    memory: &mut Memory,
+    options: &Options,
+) -> Result<Report> {
+    let elements = standard::scores_bytes(scores, problem) / size_of::<f32>() as u64;
+    let workspace = memory.output::<f32>("scores", elements as usize);
+    let params = standard::params(scores, problem, addresses, workspace);
+    let mut all = Report::default();
+    for (entry, grid) in standard::steps(scores, problem)? {
+        let Kernel::Standard(function) = function(&entry)? else {
+            unreachable!("{} takes the parameters of its family", entry.name)
+        };
+        // SAFETY: as above.
+        let report = launch_of(&entry, grid, options).run(memory, || unsafe { function(params) });
+        all.findings.extend(report.findings);
+        all.more_findings += report.more_findings;
+        all.operations += report.operations;
+    }
+    Ok(all)
+}
+
+fn function(entry: &Entry) -> Result<Kernel> {
+    kernel(entry.name).ok_or_else(|| {
+        Error::unavailable(format!("{} cannot be simulated", entry.name), "name another kernel family")
+    })
+}
+
+fn launch_of(entry: &Entry, grid: u32, options: &Options) -> Launch {
+    let launch = Launch::new(entry.name, grid, entry.threads).shared(entry.shared_bytes).seed(options.seed);
+    Launch { mutation: options.mutation, ..launch }
 }
 
 /// A tensor `(batch, sequence, head, dim)`: in a slice, and in simulated memory with the head stride stretched.

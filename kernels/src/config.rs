@@ -4,6 +4,12 @@
 //! makes the `#[kernel]` functions, [`entries`] tells build-ptx which entries to expect, and the host's plan picks
 //! its candidates from the same rows.
 
+mod standard;
+
+#[cfg(any(feature = "sim", all(target_arch = "nvptx64", device_arch = "sm_80")))]
+pub(crate) use standard::standard_entries;
+pub use standard::{STANDARD, standard_followers};
+
 /// Element type of Q, K, V and O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DType {
@@ -66,6 +72,28 @@ pub enum MaskKind {
     Full,
     /// Key `j` is allowed for query `i` where `j <= i + causal_offset`.
     Causal,
+    /// Either: as `Causal`, and an offset of `seqlen_k` hides nothing.
+    Any,
+}
+
+impl MaskKind {
+    /// Whether a kernel compiled for this mask can run a call with the mask `wanted`.
+    pub fn serves(self, wanted: MaskKind) -> bool {
+        self == wanted || self == MaskKind::Any
+    }
+}
+
+/// Which part of a call a kernel computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Part {
+    /// All of it, in one launch.
+    Whole,
+    /// Of `standard`: the scores. A call begins with it.
+    Scores,
+    /// Of `standard`: the weights in the place of the scores.
+    Softmax,
+    /// Of `standard`: the weights' product with V.
+    Output,
 }
 
 /// One compiled kernel: its name in the PTX and what it was compiled for.
@@ -75,6 +103,8 @@ pub struct Entry {
     pub name: &'static str,
     /// Algorithm and instruction set.
     pub family: Family,
+    /// What it computes of a call.
+    pub part: Part,
     /// Element type.
     pub dtype: DType,
     /// Largest head dimension (`d` and `d_v`) that the tile holds; smaller ones are filled up with zeros.
@@ -102,6 +132,11 @@ impl Entry {
             Family::Standard | Family::Tiled | Family::Sm80 => "sm_80",
             Family::Sm90 => "sm_90a",
         }
+    }
+
+    /// Whether a call begins with this kernel: only these are a plan's candidates.
+    pub const fn begins_call(&self) -> bool {
+        matches!(self.part, Part::Whole | Part::Scores)
     }
 }
 
@@ -159,6 +194,7 @@ macro_rules! list_tiled {
         pub const TILED: &[Entry] = &[$(Entry {
             name: stringify!($name),
             family: Family::Tiled,
+            part: Part::Whole,
             dtype: DType::$dtype,
             head_dim: $d,
             mask: MaskKind::$mask,
@@ -227,6 +263,7 @@ macro_rules! list_sm80 {
         pub const SM80: &[Entry] = &[$(Entry {
             name: stringify!($name),
             family: Family::Sm80,
+            part: Part::Whole,
             dtype: DType::$dtype,
             head_dim: $d,
             mask: MaskKind::$mask,
@@ -297,6 +334,7 @@ macro_rules! list_sm90 {
         pub const SM90: &[Entry] = &[$(Entry {
             name: stringify!($name),
             family: Family::Sm90,
+            part: Part::Whole,
             dtype: DType::$dtype,
             head_dim: $d,
             mask: MaskKind::$mask,
@@ -312,7 +350,7 @@ macro_rules! list_sm90 {
 sm90_entries!(list_sm90);
 
 /// The tables of all families.
-const FAMILIES: &[&[Entry]] = &[TILED, SM80, SM90];
+const FAMILIES: &[&[Entry]] = &[STANDARD, TILED, SM80, SM90];
 
 /// All entries, family by family.
 pub fn entries() -> impl Iterator<Item = &'static Entry> {
@@ -326,18 +364,29 @@ mod tests {
     #[test]
     fn names_say_what_the_rows_hold() {
         for entry in entries() {
-            let mask = match entry.mask {
-                MaskKind::Full => "full",
-                MaskKind::Causal => "causal",
+            let part = match entry.part {
+                Part::Whole => "",
+                Part::Scores => "_scores",
+                Part::Softmax => "_softmax",
+                Part::Output => "_output",
             };
-            let name = format!("{}_{}_d{}_{mask}", entry.family.name(), entry.dtype.name(), entry.head_dim);
+            let shape = match entry.part {
+                Part::Softmax => format!("m{}", entry.block_m),
+                _ => format!("{}_d{}", entry.dtype.name(), entry.head_dim),
+            };
+            let mask = match entry.mask {
+                MaskKind::Full => "_full",
+                MaskKind::Causal => "_causal",
+                MaskKind::Any => "",
+            };
+            let name = format!("{}{part}_{shape}{mask}", entry.family.name());
             assert_eq!(entry.name.trim_end_matches("_short"), name);
         }
     }
 
     #[test]
     fn tiles_fit_the_smallest_shared_memory() {
-        for entry in [TILED, SM80].concat() {
+        for entry in [STANDARD, TILED, SM80].concat() {
             assert!(entry.shared_bytes <= 99 << 10, "{entry:?}");
         }
     }

@@ -60,6 +60,19 @@ pub struct ForwardParams {
     pub blocks_m: u32,
 }
 
+/// A call of standard attention, the same for its three kernels.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct StandardParams {
+    /// The call itself. Its causal offset is `seqlen_k` where there is no mask.
+    pub forward: ForwardParams,
+    /// Device address of the scores and then the weights: f32 `(batch, heads, seqlen_q, seqlen_k)`, contiguous but for
+    /// its rows, which end with a whole block of keys.
+    pub scores: u64,
+    /// Strides of the scores.
+    pub scores_strides: Strides,
+}
+
 /// A TMA tensor map as the driver encodes it (`CUtensorMap`): 128 opaque bytes, aligned to 64 in parameter memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,13 +1,15 @@
 //! The entries as functions that the simulated device can call.
 
 use crate::forward;
-use crate::params::{ForwardParams, Sm90Params};
+use crate::params::{ForwardParams, Sm90Params, StandardParams};
 use cuda_std::tma::ParamAddress;
 
 /// An entry compiled for the host, by its parameters.
 #[derive(Clone, Copy)]
 pub enum Kernel {
-    /// Of the families `standard`, `tiled` and `sm80`.
+    /// Of the family `standard`.
+    Standard(unsafe fn(StandardParams)),
+    /// Of the families `tiled` and `sm80`.
     Forward(unsafe fn(ForwardParams)),
     /// Of the family `sm90`.
     Sm90(unsafe fn(Sm90Params, ParamAddress)),
@@ -15,8 +17,10 @@ pub enum Kernel {
 
 /// The entry of that name.
 pub fn kernel(name: &str) -> Option<Kernel> {
-    let mut forward = [forward::tiled::FUNCTIONS, forward::sm80::FUNCTIONS].into_iter().flatten();
-    let plain = forward.find(|(entry, _)| *entry == name).map(|(_, function)| Kernel::Forward(*function));
-    let mut sm90 = forward::sm90::FUNCTIONS.iter();
-    plain.or_else(|| sm90.find(|(entry, _)| *entry == name).map(|(_, function)| Kernel::Sm90(*function)))
+    let standard = forward::standard::FUNCTIONS.iter().map(|&(entry, f)| (entry, Kernel::Standard(f)));
+    let tiled = forward::tiled::FUNCTIONS.iter().map(|&(entry, f)| (entry, Kernel::Forward(f)));
+    let sm80 = forward::sm80::FUNCTIONS.iter().map(|&(entry, f)| (entry, Kernel::Forward(f)));
+    let sm90 = forward::sm90::FUNCTIONS.iter().map(|&(entry, f)| (entry, Kernel::Sm90(f)));
+    let mut all = standard.chain(tiled).chain(sm80).chain(sm90);
+    all.find(|(entry, _)| *entry == name).map(|(_, kernel)| kernel)
 }

@@ -68,6 +68,12 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
         (if sum == 0.0 { 0.0 } else { math::reciprocal(sum) }, lse)
     }
 
+    /// The weight of a score of `row`, which was admitted, before the factor of [`finish`](Self::finish).
+    #[inline(always)]
+    pub fn weight_in_row(&self, row: usize, s: f32) -> f32 {
+        self.weight(s, reference(self.max[row]))
+    }
+
     #[inline(always)]
     fn weight(&self, s: f32, reference: f32) -> f32 {
         math::exp2((s - reference) * self.scale_log2)

@@ -83,6 +83,7 @@ impl Kernel {
             mask: match entry.mask {
                 MaskKind::Full => "full".into(),
                 MaskKind::Causal => "causal".into(),
+                MaskKind::Any => "any".into(),
             },
             block_m: entry.block_m,
             block_n: entry.block_n,

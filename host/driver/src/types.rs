@@ -105,3 +105,5 @@ pub const STREAM_NON_BLOCKING: u32 = 1;
 pub const STREAM_LEGACY: Stream = 1 as Stream;
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`.
 pub const CAPTURE_MODE_RELAXED: i32 = 2;
+/// `CU_EVENT_DISABLE_TIMING`.
+pub const EVENT_DISABLE_TIMING: u32 = 2;

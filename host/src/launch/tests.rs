@@ -17,9 +17,19 @@ fn plan(problem: &Problem) -> Plan {
     Plan::among(|| TABLE.iter(), problem, &H200, &PlanOptions::default()).unwrap()
 }
 
-fn launch(context: &Context, problem: &Problem) {
+/// A plan for `standard`, with the kernels that are shipped: three of them belong together.
+fn standard_plan(problem: &Problem) -> Plan {
+    let options = PlanOptions { kernel: Some(Family::Standard), ..PlanOptions::default() };
+    Plan::new(problem, &H200, &options).unwrap()
+}
+
+fn launch_plan(context: &Context, plan: &Plan, problem: &Problem) -> Result<()> {
     // SAFETY: nothing runs on the driver of the tests.
-    unsafe { run(context, &plan(problem), problem, &ADDRESSES, STREAM) }.unwrap()
+    unsafe { run(context, plan, problem, &ADDRESSES, STREAM) }
+}
+
+fn launch(context: &Context, problem: &Problem) {
+    launch_plan(context, &plan(problem), problem).unwrap();
 }
 
 /// The machines that build this have no driver; on one that has, there is no current context.
@@ -127,27 +137,74 @@ fn captured_launches_have_counters_that_never_come_again() {
 #[test]
 fn a_warm_call_allocates_loads_and_waits_for_nothing() {
     let context = context();
-    for (problem, expected) in [
-        (Problem::new(DType::F32, 1, 512, 2, 64), &["cuLaunchKernelEx"] as &[_]),
+    let (f32, bf16) = (Problem::new(DType::F32, 1, 512, 2, 64), Problem::new(DType::Bf16, 2, 4096, 16, 128));
+    let map = "cuTensorMapEncodeTiled";
+    for (plan, problem, expected) in [
+        (plan(&f32), f32, &["cuLaunchKernelEx"] as &[_]),
+        (plan(&bf16), bf16, &["cuStreamIsCapturing", map, map, map, "cuLaunchKernelEx"]),
         (
-            Problem::new(DType::Bf16, 2, 4096, 16, 128),
+            standard_plan(&f32),
+            f32,
             &[
                 "cuStreamIsCapturing",
-                "cuTensorMapEncodeTiled",
-                "cuTensorMapEncodeTiled",
-                "cuTensorMapEncodeTiled",
+                // The device waits, not the caller.
+                "cuStreamWaitEvent",
                 "cuLaunchKernelEx",
+                "cuLaunchKernelEx",
+                "cuLaunchKernelEx",
+                "cuEventRecord",
             ],
         ),
     ] {
-        launch(&context, &problem);
+        launch_plan(&context, &plan, &problem).unwrap();
         books(|books| books.calls.clear());
         let before = allocations();
-        launch(&context, &problem);
+        launch_plan(&context, &plan, &problem).unwrap();
         layout::check(&problem, &ADDRESSES).unwrap();
         assert_eq!(allocations() - before, 0);
         assert_eq!(books(|books| books.calls.clone()), expected);
     }
+}
+
+#[test]
+fn standard_attention_is_three_launches_over_one_matrix_of_scores() {
+    let mut problem = Problem::new(DType::Bf16, 3, 300, 4, 40);
+    (problem.kv_heads, problem.seqlen_k) = (2, 500);
+    let plan = standard_plan(&problem);
+    // A row of 500 scores ends with a whole block of 64.
+    let bytes = 3 * 4 * 300 * 512 * 4;
+    assert_eq!(plan.workspace_bytes(&problem), bytes);
+    launch_plan(&context(), &plan, &problem).unwrap();
+    books(|books| {
+        assert_eq!(books.allocated, [bytes as usize]);
+        assert_eq!(
+            books.functions,
+            ["standard_scores_bf16_d64", "standard_softmax_m64", "standard_output_bf16_d64"]
+        );
+        let grids: Vec<u32> = books.launches.iter().map(|launch| launch.grid[0]).collect();
+        // Tiles of 64 rows; four rows a block.
+        assert_eq!(grids, [5 * 4 * 3, 300 * 4 * 3 / 4, 5 * 4 * 3]);
+        // Without a mask the first row sees every key.
+        assert!(books.plain.iter().all(|params| params.causal_offset == 500 && params.o == ADDRESSES.o));
+    });
+    let params = standard::params(&plan.entry, &problem, &ADDRESSES, 0x6000_0000);
+    assert_eq!(params.scores_strides, params::Strides { batch: 4 * 300 * 512, seq: 512, head: 300 * 512 });
+    assert_eq!(params.scores, 0x6000_0000);
+    problem.causal = Causal::BottomRight;
+    assert_eq!(standard::params(&plan.entry, &problem, &ADDRESSES, 0).forward.causal_offset, 200);
+}
+
+#[test]
+fn what_standard_attention_cannot_hold_is_refused_before_the_first_launch() {
+    let context = context();
+    let problem = Problem::new(DType::Bf16, 64, 1 << 20, 64, 64);
+    let error = launch_plan(&context, &standard_plan(&problem), &problem).unwrap_err();
+    insta::assert_snapshot!(error, @"kernel is standard, but its scores take 18014398509481984 bytes and the GPU has 1099511627776 free; name another kernel family or split the batch");
+    let mut problem = Problem::new(DType::Bf16, 1, 1024, 1, 64);
+    problem.seqlen_k = crate::problem::MAX_SEQLEN;
+    let error = launch_plan(&context, &standard_plan(&problem), &problem).unwrap_err();
+    insta::assert_snapshot!(error, @"seqlen_q + seqlen_k is 2147483648, but the kernel standard has at most 2147482624; name another kernel family");
+    assert!(books(|books| books.launches.is_empty()));
 }
 
 #[test]

@@ -3,7 +3,8 @@
 use super::{FAMILIES, gpu, gpu_alone};
 use flash_attention::reference::{Rows, sample_rows};
 use flash_attention::{
-    Attention, Causal, DType, Device, Extras, Problem, Stream, Strides, Tensor, check, cuda, plain, reference,
+    Attention, Causal, DType, Device, Extras, Family, Problem, Stream, Strides, Tensor, check, cuda, plain,
+    reference,
 };
 use flash_attention_driver as driver;
 use half::{bf16, f16};
@@ -105,24 +106,30 @@ fn threads_and_streams_work_side_by_side() {
     let stream = &gpu.stream;
     let device = stream.device();
     let (q, kv) = (tensor(device, 3), tensor(device, 4));
-    let attention = Attention::forward(&q, &kv, &kv).causal(true);
-    let expected = attention.run(stream).unwrap().o.to_vec().unwrap();
-    std::thread::scope(|scope| {
-        for _ in 0..4 {
-            scope.spawn(|| {
-                let stream = Stream::new(device).unwrap();
-                let outputs: Vec<_> = (0..20).map(|_| attention.run(&stream).unwrap()).collect();
-                // Inputs that nobody else has are dropped while the work may still be in the stream.
-                let own = tensor(device, 5);
-                let last = Attention::forward(&own, &kv, &kv).run(&stream).unwrap();
-                drop(own);
-                drop(last);
-                for output in outputs {
-                    assert!(output.o.to_vec().unwrap() == expected, "another result beside other streams");
-                }
-            });
-        }
-    });
+    let fastest = Attention::forward(&q, &kv, &kv).causal(true);
+    // The calls of `standard` share one workspace.
+    for attention in [fastest, fastest.kernel(Family::Standard)] {
+        let expected = attention.run(stream).unwrap().o.to_vec().unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    let stream = Stream::new(device).unwrap();
+                    let outputs: Vec<_> = (0..20).map(|_| attention.run(&stream).unwrap()).collect();
+                    // Inputs that nobody else has are dropped while the work may still be in the stream.
+                    let own = tensor(device, 5);
+                    let last = Attention::forward(&own, &kv, &kv).run(&stream).unwrap();
+                    drop(own);
+                    drop(last);
+                    for output in outputs {
+                        assert!(
+                            output.o.to_vec().unwrap() == expected,
+                            "another result beside other streams"
+                        );
+                    }
+                });
+            }
+        });
+    }
 }
 
 #[test]
@@ -143,7 +150,11 @@ fn a_captured_graph_gives_the_same_each_time_it_runs() {
         }
         let mut o = Tensor::zeros(stream.device(), SHAPE).unwrap();
         let (mut graph, mut instance) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // The first call of this kind in the process may be the captured one.
+        if family == Family::Standard {
+            // Its workspace has to be there before the capture.
+            attention.run(stream).unwrap();
+        }
+        // The first call of any other kind in the process may be the captured one.
         // SAFETY: the stream lives, and the handles are used as the driver gave them.
         unsafe {
             let begun = (functions.cuStreamBeginCapture)(stream.raw(), 1);

@@ -116,10 +116,12 @@ fn large_scores_are_right() {
 #[test]
 fn every_entry_is_right_and_clean() {
     let faults: Vec<String> = entries()
+        // The others run as parts of these calls.
+        .filter(|entry| entry.begins_call())
         .par_bridge()
         .flat_map_iter(|entry| {
             let d = entry.head_dim as usize;
-            let causal = if entry.mask == MaskKind::Causal { Causal::BottomRight } else { Causal::No };
+            let causal = if entry.mask == MaskKind::Full { Causal::No } else { Causal::BottomRight };
             let lengths = (entry.block_m as usize / 2 + 3, entry.block_n as usize + 9);
             let case = Case { causal, layout: Layout::Gaps, ..Case::new(entry.dtype, lengths, d) };
             let faults = case.faults(entry.family, &Options::default());

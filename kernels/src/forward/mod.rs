@@ -5,4 +5,6 @@ pub mod sm80;
 #[cfg(any(not(target_arch = "nvptx64"), device_arch = "sm_90a"))]
 pub mod sm90;
 #[cfg(any(not(target_arch = "nvptx64"), device_arch = "sm_80"))]
+pub mod standard;
+#[cfg(any(not(target_arch = "nvptx64"), device_arch = "sm_80"))]
 pub mod tiled;

@@ -26,6 +26,13 @@ impl<E: Element> GlobalRows<E> {
         GlobalRows { first, row_stride: strides.seq, rows: rows as i32, columns, in_quads }
     }
 
+    /// The columns from `column`, a multiple of 4, on.
+    #[inline(always)]
+    pub fn columns_from(self, column: u32) -> Self {
+        let first = self.first.offset(i64::from(column));
+        GlobalRows { first, columns: self.columns - column, ..self }
+    }
+
     /// Whether four elements can move at once, which the same answer for all rows and threads allows to ask once.
     #[inline(always)]
     pub fn in_quads(&self) -> bool {
@@ -78,6 +85,18 @@ impl<E: Element> GlobalRows<E> {
                     }
                 }
             }
+        }
+    }
+
+    /// Rounds and writes one element, if its row exists.
+    ///
+    /// # Safety
+    /// As [`store`](Self::store); the column exists.
+    #[inline(always)]
+    pub unsafe fn store_one(&self, row: i32, column: u32, value: f32) {
+        if row < self.rows {
+            // SAFETY: as the caller promises.
+            unsafe { self.at(row, column).store(0, E::from_f32(value)) }
         }
     }
 

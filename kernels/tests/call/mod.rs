@@ -3,7 +3,7 @@
 use cuda_std::element::{Bf16, Element, F16};
 use cuda_std::sim::{Access, Launch, Memory};
 use flash_attention_kernels::config::{self, Entry, Family, MaskKind};
-use flash_attention_kernels::params::{ForwardParams, Strides};
+use flash_attention_kernels::params::{ForwardParams, StandardParams, Strides};
 use flash_attention_kernels::simulate::{self, Kernel};
 
 /// How a tensor lies in memory; what is between its elements holds NaN and may not be touched.
@@ -133,14 +133,6 @@ fn bits_of(dtype: &str, value: f32) -> u16 {
     if dtype == "f16" { F16::from_f32(value) } else { Bf16::from_f32(value) }
 }
 
-/// The entry as a host function.
-fn function(entry: &Entry) -> unsafe fn(ForwardParams) {
-    match simulate::kernel(entry.name) {
-        Some(Kernel::Forward(function)) => function,
-        _ => panic!("{} cannot be simulated", entry.name),
-    }
-}
-
 impl Call {
     fn tensors(&self) -> [Tensor; 4] {
         let &Call { batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim, head_dim_v, magnitude, .. } = self;
@@ -168,32 +160,62 @@ impl Call {
     }
 
     /// The smallest entry of a family that holds the call.
-    pub fn entry(&self, family: Family) -> Entry {
+    fn entry(&self, family: Family) -> Entry {
         let mask = if self.causal { MaskKind::Causal } else { MaskKind::Full };
         let fits = |e: &&Entry| {
             e.family == family
+                && e.begins_call()
                 && e.dtype.name() == self.dtype
-                && e.mask == mask
+                && e.mask.serves(mask)
                 && e.head_dim as usize >= self.head_dim.max(self.head_dim_v)
         };
         *config::entries().filter(fits).min_by_key(|e| e.head_dim).expect("a kernel for the call")
     }
 
-    /// Runs `tiled`.
-    pub fn run_tiled(&self) -> Output {
+    /// Runs a family.
+    pub fn run_as(&self, family: Family) -> Output {
+        let entry = self.entry(family);
         self.run(|params, memory| {
-            let entry = self.entry(Family::Tiled);
-            let kernel = function(&entry);
-            let params = ForwardParams { blocks_m: params.seqlen_q.div_ceil(entry.block_m), ..params };
-            self.launch(&entry, params.blocks_m * params.heads * params.batch, memory, || {
-                // SAFETY: the simulated device checks what the kernel touches.
-                unsafe { kernel(params) }
-            });
+            let forward = ForwardParams { blocks_m: params.seqlen_q.div_ceil(entry.block_m), ..params };
+            let tiles = forward.blocks_m * params.heads * params.batch;
+            match simulate::kernel(entry.name) {
+                Some(Kernel::Forward(kernel)) => {
+                    // SAFETY: the simulated device checks what the kernel touches.
+                    self.launch(&entry, tiles, memory, || unsafe { kernel(forward) });
+                }
+                Some(Kernel::Standard(_)) => self.launch_standard(&entry, forward, tiles, memory),
+                _ => panic!("{} cannot be simulated", entry.name),
+            }
         })
     }
 
+    /// The three launches of `standard`.
+    fn launch_standard(&self, scores: &Entry, forward: ForwardParams, tiles: u32, memory: &mut Memory) {
+        let rows = (forward.batch * forward.heads * forward.seqlen_q) as usize;
+        let pitch = forward.seqlen_k.next_multiple_of(scores.block_n) as i64;
+        let head = pitch * i64::from(forward.seqlen_q);
+        let params = StandardParams {
+            // Without a mask the first row sees every key.
+            forward: ForwardParams {
+                causal_offset: if self.causal { forward.causal_offset } else { self.seqlen_k as i32 },
+                ..forward
+            },
+            scores: memory.output::<f32>("scores", rows * pitch as usize),
+            scores_strides: Strides { batch: head * i64::from(forward.heads), seq: pitch, head },
+        };
+        let [softmax, output] = config::standard_followers(scores).expect("the table is whole");
+        let softmax_blocks = (rows as u32).div_ceil(softmax.threads / 32);
+        for (entry, grid) in [(scores, tiles), (softmax, softmax_blocks), (output, tiles)] {
+            let Some(Kernel::Standard(kernel)) = simulate::kernel(entry.name) else {
+                panic!("{} cannot be simulated", entry.name)
+            };
+            // SAFETY: as above.
+            self.launch(entry, grid, memory, || unsafe { kernel(params) });
+        }
+    }
+
     /// Runs one launch and expects no finding.
-    pub fn launch(&self, entry: &Entry, grid: u32, memory: &mut Memory, kernel: impl Fn()) {
+    fn launch(&self, entry: &Entry, grid: u32, memory: &mut Memory, kernel: impl Fn()) {
         Launch::new(entry.name, grid, entry.threads)
             .shared(entry.shared_bytes)
             .seed(self.seed)
@@ -202,7 +224,7 @@ impl Call {
     }
 
     /// Puts the tensors into memory, calls `launches` and reads the output back.
-    pub fn run(&self, launches: impl FnOnce(ForwardParams, &mut Memory)) -> Output {
+    fn run(&self, launches: impl FnOnce(ForwardParams, &mut Memory)) -> Output {
         let mut memory = Memory::new();
         let [q, k, v, o] = self.tensors();
         let size = if self.dtype == "f32" { 4 } else { 2 };

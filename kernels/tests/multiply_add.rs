@@ -1,11 +1,17 @@
-//! `tiled` on the simulated device against softmax in f64, over the shapes and layouts that are easy to get wrong.
+//! The families on plain multiply-adds, `tiled` and `standard`, on the simulated device against softmax in f64, over
+//! the shapes and layouts that are easy to get wrong.
 
 mod call;
 
 use call::{Call, Layout};
+use flash_attention_kernels::config::Family;
+
+const FAMILIES: [Family; 2] = [Family::Tiled, Family::Standard];
 
 fn run(call: Call) {
-    call.check(&call.run_tiled());
+    for family in FAMILIES {
+        call.check(&call.run_as(family));
+    }
 }
 
 #[test]
@@ -77,21 +83,35 @@ fn enormous_scores() {
 
 #[test]
 fn the_output_does_not_depend_on_the_schedule_and_lse_may_be_left_out() {
-    let call = Call { seqlen_q: 70, seqlen_k: 70, causal: true, ..Call::default() };
-    let first = call.run_tiled();
-    for seed in 1..4 {
-        let again = Call { seed, ..call }.run_tiled();
-        assert!(again.o == first.o && again.lse == first.lse, "seed {seed}");
+    for family in FAMILIES {
+        let call = Call { seqlen_q: 70, seqlen_k: 70, causal: true, ..Call::default() };
+        let first = call.run_as(family);
+        for seed in 1..4 {
+            let again = Call { seed, ..call }.run_as(family);
+            assert!(again.o == first.o && again.lse == first.lse, "{family:?} seed {seed}");
+        }
+        assert!(Call { without_lse: true, ..call }.run_as(family).o == first.o, "{family:?}");
     }
-    assert!(Call { without_lse: true, ..call }.run_tiled().o == first.o);
 }
 
 #[test]
 fn a_nan_stays_in_its_row() {
-    for seqlen_k in [1, 70] {
-        let call = Call { seqlen_q: 70, seqlen_k, nan_query: Some(5), ..Call::default() };
-        let result = call.run_tiled();
-        call.check(&result);
-        assert!(result.lse[5].is_nan() && result.lse.iter().filter(|lse| lse.is_nan()).count() == 1);
+    for family in FAMILIES {
+        for seqlen_k in [1, 70] {
+            let call = Call { seqlen_q: 70, seqlen_k, nan_query: Some(5), ..Call::default() };
+            let result = call.run_as(family);
+            call.check(&result);
+            assert!(result.lse[5].is_nan() && result.lse.iter().filter(|lse| lse.is_nan()).count() == 1);
+        }
+    }
+}
+
+/// Rows of scores that take a warp several steps.
+#[test]
+fn long_rows() {
+    for (seqlen_q, seqlen_k) in [(2, 700), (70, 1030)] {
+        for causal in [false, true] {
+            run(Call { seqlen_q, seqlen_k, causal, ..Call::default() });
+        }
     }
 }
