@@ -68,6 +68,23 @@ impl Device {
     }
 }
 
+impl Device {
+    /// Bytes of a GPU's memory that nobody uses at the moment; none for the CPU.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] where there is no such GPU, or no driver.
+    pub fn free_bytes(self) -> Result<Option<u64>> {
+        let Device::Cuda(ordinal) = self else { return Ok(None) };
+        let gpu = Gpu::get(ordinal)?;
+        let _entered = gpu.enter()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: places for the answers.
+        let code = unsafe { (gpu.driver.cuMemGetInfo)(&mut free, &mut total) };
+        check(gpu.driver, "cuMemGetInfo", code)?;
+        Ok(Some(free as u64))
+    }
+}
+
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

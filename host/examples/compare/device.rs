@@ -1,12 +1,17 @@
 //! Where a case runs.
 
 use crate::measure::Failure;
+use crate::memory::peak_of;
 use crate::options::{DeviceChoice, KernelChoice};
-use crate::tensors::{Inputs, dims};
+use crate::standard::{Cost, Standard, too_large};
+use crate::tensors::{Inputs, dims, len};
 use flash_attention::{
     Attention, Device, Element, Family, Problem, Stream, Strides, Tensor, TensorView, cpu, sim,
 };
 use std::time::{Duration, Instant};
+
+/// What a run on the CPU calls its kernel.
+pub const CPU: &str = "cpu";
 
 /// What a device made of a case.
 pub struct Run<T> {
@@ -20,21 +25,14 @@ pub struct Run<T> {
     pub o: Vec<T>,
     /// LSE `(batch, heads, seqlen_q)`.
     pub lse: Vec<f32>,
-    /// Cost of a call.
-    pub timing: Timing,
-    /// Cost of a call of the kernel that materialises the scores, where it was run beside.
-    pub standard: Option<Timing>,
+    /// Cost of a call: the median of its times, and its memory.
+    pub cost: Cost,
+    /// Bytes of the tensors.
+    pub tensor_bytes: u64,
+    /// Standard attention, where the device has been asked for it.
+    pub standard: Option<Standard>,
     /// What the simulated device found wrong with the kernel's accesses.
     pub findings: Vec<String>,
-}
-
-/// What a call costs.
-#[derive(Clone, Copy, Debug)]
-pub struct Timing {
-    /// Median time of a call.
-    pub time: Duration,
-    /// Most memory in use, tensors included, where it is known.
-    pub peak_bytes: Option<u64>,
 }
 
 /// Runs `problem` on the device that the options ask for.
@@ -96,11 +94,6 @@ fn run_on<T: Element>(
     // NaN in the outputs, so that what a kernel leaves out cannot pass for a result.
     let mut o = filled(device, o_dim, T::from_f32(f32::NAN))?;
     let mut lse = filled(device, lse_dim, f32::NAN)?;
-    let peak_bytes = gpu.map(|_| {
-        let elements = inputs.q.len() + inputs.k.len() + inputs.v.len() + o_dim.iter().product::<usize>();
-        (elements * size_of::<T>() + lse_dim.iter().product::<usize>() * size_of::<f32>()) as u64
-    });
-
     let stream = Stream::new(device)?;
     let attention = |family: Option<Family>| -> flash_attention::Result<Attention<'_, T>> {
         let (q, k, v) = (strided(&q, problem.q)?, strided(&k, problem.k)?, strided(&v, problem.v)?);
@@ -119,31 +112,65 @@ fn run_on<T: Element>(
     let mut call = |attention: &Attention<'_, T>| {
         attention.run_into(&stream, o.view_mut().with_strides(problem.o)?, Some(lse.view_mut()))
     };
-    call(&chosen)?;
+    let (result, host_bytes) = peak_of(|| call(&chosen));
+    result?;
     let time = median(&stream, || call(&chosen))?;
-
-    let mut standard = None;
-    if gpu.is_some() && plan.is_some_and(|plan| plan.entry.family != Family::Standard) {
-        let mut scratch = filled(device, o_dim, T::default())?;
-        let attention = attention(Some(Family::Standard))?;
-        let mut call = || attention.run_into(&stream, scratch.view_mut().with_strides(problem.o)?, None);
-        if call().is_ok() {
-            standard = Some(Timing { time: median(&stream, call)?, peak_bytes: None });
+    let workspace = match &plan {
+        Some(plan) => plan.workspace_bytes(problem),
+        None => host_bytes,
+    };
+    let standard = match &plan {
+        Some(plan) if plan.entry.family != Family::Standard => {
+            let mut scratch = filled(device, o_dim, T::default())?;
+            Some(run_standard(&stream, problem, &attention(Some(Family::Standard))?, &mut scratch))
         }
-    }
+        _ => None,
+    };
     Ok(Run {
         device: match gpu {
             Some(gpu) => format!("{name} (compute capability {}.{})", gpu.capability.0, gpu.capability.1),
             None => name,
         },
-        kernel: plan.map_or("cpu", |plan| plan.entry.family.name()).into(),
+        kernel: plan.map_or(CPU, |plan| plan.entry.family.name()).into(),
         plan: plan.map_or_else(cpu_plan, |plan| plan.to_string()),
         o: o.to_vec()?,
         lse: lse.to_vec()?,
-        timing: Timing { time, peak_bytes },
+        cost: Cost { time, workspace: Some(workspace) },
+        tensor_bytes: tensor_bytes::<T>(problem, inputs),
         standard,
         findings: Vec::new(),
     })
+}
+
+/// The same call by the kernel `standard`, unless its scores are too large for something that runs on the side.
+fn run_standard<T: Element>(
+    stream: &Stream,
+    problem: &Problem,
+    attention: &Attention<'_, T>,
+    o: &mut Tensor<T>,
+) -> Standard {
+    let mut run = || -> Result<Standard, Failure> {
+        let Some(plan) = attention.plan(stream.device())? else {
+            return Err(Failure::new("the device has no such kernel"));
+        };
+        let (bytes, free) = (plan.workspace_bytes(problem), stream.device().free_bytes()?.unwrap_or(0));
+        if let Some(why) = too_large(bytes, free) {
+            return Ok(Standard::Skipped(why));
+        }
+        let mut call = || attention.run_into(stream, o.view_mut().with_strides(problem.o)?, None);
+        call()?;
+        let cost = Cost { time: median(stream, call)?, workspace: Some(bytes) };
+        let rows = problem.batch * problem.heads * problem.seqlen_q;
+        Ok(Standard::Ran { cost, rows: (rows, rows) })
+    };
+    run().unwrap_or_else(|failure| Standard::Skipped(failure.to_string()))
+}
+
+/// Bytes of Q, K, V, O and LSE.
+fn tensor_bytes<T: Element>(problem: &Problem, inputs: &Inputs<T>) -> u64 {
+    let elements = inputs.q.len() + inputs.k.len() + inputs.v.len() + len(dims(problem)[3]);
+    let rows = problem.batch * problem.heads * problem.seqlen_q;
+    (elements * size_of::<T>() + rows * size_of::<f32>()) as u64
 }
 
 /// The kernel that the plan takes for a Hopper GPU, or the one asked for, on the simulated device.
@@ -168,7 +195,8 @@ fn simulate<T: Element>(
         plan: outcome.plan.to_string(),
         o: outcome.o,
         lse: outcome.lse,
-        timing: Timing { time: begin.elapsed(), peak_bytes: None },
+        cost: Cost { time: begin.elapsed(), workspace: Some(outcome.plan.workspace_bytes(problem)) },
+        tensor_bytes: tensor_bytes::<T>(problem, inputs),
         standard: None,
         findings,
     })

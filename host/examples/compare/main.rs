@@ -6,9 +6,11 @@
 mod device;
 mod files;
 mod measure;
+mod memory;
 mod npy;
 mod options;
 mod report;
+mod standard;
 mod tensors;
 
 #[cfg(test)]

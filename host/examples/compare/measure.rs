@@ -1,8 +1,10 @@
 //! One case from its options to its result: inputs, run, reference, verdict.
 
-use crate::device::{self, Run, Timing};
+use crate::device::{self, Run};
 use crate::files::{self, File, FileElement};
+use crate::memory::peak_of;
 use crate::options::{CaseOptions, Check, Layout, Options};
+use crate::standard::{Cost, Standard};
 use crate::tensors::{Inputs, dims, view};
 use flash_attention::check::{Report, errors, judge};
 use flash_attention::reference::{Rows, all_rows, sample_rows};
@@ -10,7 +12,7 @@ use flash_attention::{Causal, DType, Extras, Problem, Window, plain, reference};
 use half::{bf16, f16};
 use indicatif::{ProgressBar, ProgressStyle};
 use ndarray::ArrayView3;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Why a case could not be run.
 #[derive(Clone, Debug)]
@@ -51,8 +53,10 @@ pub struct Outcome {
     pub device: String,
     pub kernel: String,
     pub plan: String,
-    pub timing: Timing,
-    pub standard: Option<Timing>,
+    pub cost: Cost,
+    pub tensor_bytes: u64,
+    /// None where the run itself is standard attention, or simulated.
+    pub standard: Option<Standard>,
     /// What the simulated device found wrong with the kernel's accesses.
     pub findings: Vec<String>,
     /// Rows held against the reference, of how many.
@@ -77,15 +81,20 @@ impl Outcome {
         [self.findings.clone(), part(&self.report, ""), of_file].concat()
     }
 
-    /// How many times as long the kernel that materialises the scores takes.
+    /// What standard attention costs, where it was run.
+    pub fn standard_cost(&self) -> Option<Cost> {
+        self.standard.as_ref().and_then(Standard::cost)
+    }
+
+    /// How many times as long standard attention takes.
     pub fn speedup(&self) -> Option<f64> {
-        let seconds = self.timing.time.as_secs_f64();
-        self.standard.filter(|_| seconds > 0.0).map(|standard| standard.time.as_secs_f64() / seconds)
+        let seconds = self.cost.time.as_secs_f64();
+        self.standard_cost().filter(|_| seconds > 0.0).map(|cost| cost.time.as_secs_f64() / seconds)
     }
 
     /// Operations a second, in units of 1e12; none where nothing was computed.
     pub fn tflops(&self) -> Option<f64> {
-        let seconds = self.timing.time.as_secs_f64();
+        let seconds = self.cost.time.as_secs_f64();
         (seconds > 0.0).then(|| self.problem.flop() / seconds / 1e12)
     }
 }
@@ -154,6 +163,13 @@ fn measure<T: FileElement>(
         Check::Rows(n) => Some(sample_rows(&problem, &extras, n, case.seed.unwrap_or(0))),
     };
     let checked = (rows.as_ref().map_or(0, Vec::len), total);
+    let on_cpu = run.kernel == device::CPU;
+    let mut standard = match run.standard.clone() {
+        None if on_cpu && checked.0 < checked.1.min(1) => {
+            Some(Standard::Skipped("it is part of the check, and --check is none".into()))
+        }
+        standard => standard,
+    };
     let (mut report, mut file_report) = (None, None);
     if let Some(rows) = rows {
         let [q_dim, k_dim, v_dim, o_dim] = dims(&problem);
@@ -165,7 +181,12 @@ fn measure<T: FileElement>(
         progress.say(&format!("computing {} rows of the f64 reference", rows.len()));
         let truth = reference::forward(&problem, q, k, v, &extras, &rows)?;
         progress.say(&format!("computing {} rows of the plain run", rows.len()));
-        let plain = plain::forward(&problem, q, k, v, &extras, &rows)?;
+        let begin = Instant::now();
+        let (plain, workspace) = peak_of(|| plain::forward(&problem, q, k, v, &extras, &rows));
+        let (plain, time) = (plain?, begin.elapsed());
+        if on_cpu && checked.0 > 0 {
+            standard = Some(Standard::plain(time, workspace, checked));
+        }
         let found = gather(&problem, &run, o_dim, &rows);
         let plain = errors(&plain, &truth);
         if let Some(expected) = expected.and_then(|expected| expected.rows(&problem, &rows)) {
@@ -179,8 +200,9 @@ fn measure<T: FileElement>(
         device: run.device,
         kernel: run.kernel,
         plan: run.plan,
-        timing: run.timing,
-        standard: run.standard,
+        cost: run.cost,
+        tensor_bytes: run.tensor_bytes,
+        standard,
         findings: run.findings,
         checked,
         report,

@@ -261,7 +261,7 @@ impl CaseOptions {
 }
 
 /// Keys of this program's own results, which a list of cases may carry along.
-const RESULT_KEYS: [&str; 17] = [
+const RESULT_KEYS: [&str; 22] = [
     "ok",
     "device",
     "entry",
@@ -273,8 +273,13 @@ const RESULT_KEYS: [&str; 17] = [
     "ms",
     "tflops",
     "peak_bytes",
+    "workspace_bytes",
+    "workspace_source",
     "standard_ms",
+    "standard_rows",
     "standard_peak_bytes",
+    "standard_workspace_bytes",
+    "standard_skipped",
     "speedup_over_standard",
     "failures",
     "error",

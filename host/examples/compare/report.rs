@@ -1,7 +1,9 @@
 //! Results as a page, as a line of a list and as JSON.
 
+use crate::device::CPU;
 use crate::measure::{Failure, Outcome};
 use crate::options::{CaseOptions, CausalChoice, Layout};
+use crate::standard::{Cost, Standard, bytes_text};
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use flash_attention::{Causal, Problem};
 use serde_json::{Map, Value, json};
@@ -57,21 +59,54 @@ pub fn page(outcome: &Outcome) -> String {
         let worst = report.run.worst.map_or("no difference at all".into(), |pair| format!("worst {pair}"));
         text += &format!("Checked {which}; {worst}\n");
     }
-    text += &format!("Time    {}", duration(outcome.timing.time));
+    text += &format!("{}\n{}", time_line(outcome), memory_line(outcome));
+    text += if outcome.ok() { "\nok" } else { "\nMISMATCH" };
+    text
+}
+
+/// What standard attention is called on the device of the run.
+fn standard_name(outcome: &Outcome) -> &'static str {
+    if outcome.kernel == CPU { "the plain run" } else { "the standard kernel" }
+}
+
+/// The time of a call, and how it stands to standard attention.
+fn time_line(outcome: &Outcome) -> String {
+    let mut text = format!("Time    {}", duration(outcome.cost.time));
     if let Some(tflops) = outcome.tflops() {
         text += &format!(", {tflops:.3} TFLOP/s");
     }
-    if let (Some(standard), Some(speedup)) = (outcome.standard, outcome.speedup()) {
-        text += &format!("; {speedup:.1} times as fast as the standard kernel ({})", duration(standard.time));
-    }
-    if let Some(bytes) = outcome.timing.peak_bytes {
-        text += &format!("\nMemory  {} at most", bytes_text(bytes));
-        if let Some(bytes) = outcome.standard.and_then(|standard| standard.peak_bytes) {
-            text += &format!(", the standard kernel {}", bytes_text(bytes));
+    let name = standard_name(outcome);
+    match (&outcome.standard, outcome.speedup()) {
+        (Some(Standard::Ran { cost, rows }), Some(speedup)) => {
+            let all = if rows.0 == rows.1 {
+                String::new()
+            } else {
+                format!(", estimated from {} of {} rows", rows.0, rows.1)
+            };
+            text += &format!("; {speedup:.1} times as fast as {name} ({}{all})", duration(cost.time));
         }
+        (Some(Standard::Skipped(why)), _) => text += &format!("\n        {name} was not run: {why}"),
+        _ => {}
     }
-    text += if outcome.ok() { "\nok" } else { "\nMISMATCH" };
     text
+}
+
+/// The memory of the tensors, and what the run and standard attention take beside them.
+fn memory_line(outcome: &Outcome) -> String {
+    let mut text = format!("Memory  {} of tensors", bytes_text(outcome.tensor_bytes));
+    if let Some(bytes) = outcome.cost.workspace {
+        text += &format!("; beside them {}", bytes_text(bytes));
+    }
+    if let Some(bytes) = outcome.standard_cost().and_then(|cost| cost.workspace) {
+        text += &format!(", {} {}", standard_name(outcome), bytes_text(bytes));
+    }
+    text + &format!(" ({})", memory_source(outcome))
+}
+
+/// Where the figures of the memory beside the tensors come from: on the CPU the allocator has counted, on a GPU they are
+/// the sizes that the library allocates by.
+fn memory_source(outcome: &Outcome) -> &'static str {
+    if outcome.kernel == CPU { "measured" } else { "computed" }
 }
 
 /// The heading over the lines of a list.
@@ -114,7 +149,7 @@ fn text(outcome: &Outcome) -> String {
     format!(
         "{:<8} {relative:>9} {max:>9} {:>10} {:>8}  {}; {}",
         if outcome.ok() { "ok" } else { "MISMATCH" },
-        duration(outcome.timing.time),
+        duration(outcome.cost.time),
         outcome.tflops().map_or("-".into(), |tflops| format!("{tflops:.3}")),
         shape(&outcome.problem, outcome.layout),
         outcome.kernel
@@ -125,6 +160,13 @@ fn object(outcome: &Outcome) -> Map<String, Value> {
     let p = &outcome.problem;
     let report = outcome.report.as_ref();
     let ms = |time: Duration| time.as_secs_f64() * 1e3;
+    let standard = outcome.standard_cost();
+    let peak = |cost: Cost| cost.workspace.map(|bytes| outcome.tensor_bytes + bytes);
+    let (ran_rows, skipped) = match &outcome.standard {
+        Some(Standard::Ran { rows, .. }) => (Some(rows.0), None),
+        Some(Standard::Skipped(why)) => (None, Some(why)),
+        None => (None, None),
+    };
     let causal = match p.causal {
         Causal::No => json!(false),
         Causal::BottomRight => json!(true),
@@ -154,11 +196,16 @@ fn object(outcome: &Outcome) -> Map<String, Value> {
         "max_abs_error": report.map(|r| r.run.max_abs),
         "lse_max_abs_error": report.and_then(|r| r.run.lse_max_abs),
         "file_rel_error": outcome.file_report.as_ref().map(|r| r.run.relative),
-        "ms": ms(outcome.timing.time),
+        "ms": ms(outcome.cost.time),
         "tflops": outcome.tflops(),
-        "peak_bytes": outcome.timing.peak_bytes,
-        "standard_ms": outcome.standard.map(|standard| ms(standard.time)),
-        "standard_peak_bytes": outcome.standard.and_then(|standard| standard.peak_bytes),
+        "peak_bytes": peak(outcome.cost),
+        "workspace_bytes": outcome.cost.workspace,
+        "workspace_source": memory_source(outcome),
+        "standard_ms": standard.map(|cost| ms(cost.time)),
+        "standard_rows": ran_rows,
+        "standard_peak_bytes": standard.and_then(peak),
+        "standard_workspace_bytes": standard.and_then(|cost| cost.workspace),
+        "standard_skipped": skipped,
         "speedup_over_standard": outcome.speedup(),
         "failures": outcome.failures(),
     });
@@ -226,13 +273,4 @@ fn duration(time: Duration) -> String {
         s if s >= 1e-3 => format!("{:.3} ms", s * 1e3),
         s => format!("{:.1} µs", s * 1e6),
     }
-}
-
-fn bytes_text(bytes: u64) -> String {
-    let (value, unit) = match bytes {
-        b if b >= 1 << 30 => (b as f64 / (1u64 << 30) as f64, "GiB"),
-        b if b >= 1 << 20 => (b as f64 / (1u64 << 20) as f64, "MiB"),
-        b => (b as f64 / 1024.0, "KiB"),
-    };
-    format!("{value:.1} {unit}")
 }

@@ -86,6 +86,45 @@ fn json_is_one_line_with_the_promised_keys() {
         assert!(object[key].is_number(), "{key}: {}", object[key]);
     }
     assert!(object["device"].is_string() && object["kernel"].is_string());
+    // Standard attention beside it: on the CPU the plain run, of which the check takes all rows here.
+    for key in ["speedup_over_standard", "standard_ms", "standard_workspace_bytes", "workspace_bytes"] {
+        assert!(object[key].as_f64().unwrap() > 0.0, "{key}: {}", object[key]);
+    }
+    // Q and O of 24 rows, K and V of 30, all of 16 columns; and LSE.
+    let tensors = (2 * 24 * 2 + 2 * 30) * 16 * 2 + 24 * 2 * 4;
+    for (peak, workspace) in
+        [("peak_bytes", "workspace_bytes"), ("standard_peak_bytes", "standard_workspace_bytes")]
+    {
+        let beside = object[peak].as_u64().unwrap() - tensors;
+        assert_eq!(Some(beside), object[workspace].as_u64(), "{peak}");
+    }
+    assert_eq!((&object["standard_rows"], &object["workspace_source"]), (&48.into(), &"measured".into()));
+}
+
+#[test]
+fn what_standard_attention_costs_is_estimated_from_the_rows_that_were_run() {
+    let result = compare(&small(&["--check=rows=5"]));
+    for part in
+        ["times as fast as the plain run (", ", estimated from 5 of 48 rows)", " of tensors; beside them "]
+    {
+        assert!(result.out.contains(part), "{part} is not in\n{}", result.out);
+    }
+    let result = compare(&small(&["--check=none"]));
+    let reason = "the plain run was not run: it is part of the check, and --check is none";
+    assert!(result.out.contains(reason), "{}", result.out);
+}
+
+#[test]
+fn standard_attention_itself_says_what_its_scores_take() {
+    let result = compare_on("sim", &small(&["--kernel=standard", "--json"]));
+    assert_eq!(result.status, 0, "{} {}", result.out, result.log);
+    let object: serde_json::Value = serde_json::from_str(&result.out).unwrap();
+    // Two heads of 24 rows, each of a block of 64 keys.
+    assert_eq!(object["workspace_bytes"], 2 * 24 * 64 * 4);
+    assert_eq!(
+        (&object["workspace_source"], object["speedup_over_standard"].is_null()),
+        (&"computed".into(), true)
+    );
 }
 
 #[test]
