@@ -151,9 +151,9 @@ pub unsafe fn forward<
     let first_row = (at.block_m * BLOCK_M) as i32;
     let warp_rows = 16 * TILES as i32;
     let warp_row = first_row + (thread::thread_idx_x() / warp::WARP_SIZE) as i32 * warp_rows;
-    let own = |warp_row| BlockRange::new(mask, warp_row, warp_rows, BLOCK_N as i32, seqlen_q, seqlen_k);
+    let own = |mask, warp_row| BlockRange::new(mask, warp_row, warp_rows, BLOCK_N as i32, seqlen_q, seqlen_k);
     let blocks = BlockRange::new(mask, first_row, BLOCK_M as i32, BLOCK_N as i32, seqlen_q, seqlen_k);
-    let own_end = if warp_row < seqlen_q { own(warp_row).end } else { 0 };
+    let own_end = if warp_row < seqlen_q { own(mask, warp_row).end } else { 0 };
 
     // Where everything comes from, and its places in shared memory: the ring, then Q, unless it passes through the
     // ring's last slots on its way to registers.
@@ -228,7 +228,8 @@ pub unsafe fn forward<
         }
         // From here on made from the ground up: what no block changes would otherwise stay in registers all the time.
         let row = register::opaque(warp_row as u32) as i32;
-        let partial = block >= own(row).full;
+        let mask = M::new(register::opaque(params.causal_offset as u32) as i32);
+        let partial = block >= own(mask, row).full;
         if !X::IDENTITY || partial {
             for m in 0..TILES {
                 let row = register::opaque(row as u32) as i32 + 16 * m as i32;

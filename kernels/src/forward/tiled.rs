@@ -19,7 +19,7 @@ use crate::tile::register_tile::{RegisterTile, ThreadGrid};
 use crate::tile::shared_tile::SharedTile;
 use cuda_std::element::{Bf16, Element, F16};
 use cuda_std::global::GlobalPtr;
-use cuda_std::{shared, thread, warp};
+use cuda_std::{register, shared, thread, warp};
 
 /// Under the name that the entry table uses.
 type F32 = f32;
@@ -81,12 +81,12 @@ pub unsafe fn forward<
 
     // Lines 1 to 3: this block's share of the work.
     let &ForwardParams { seqlen_q, seqlen_k, head_dim, head_dim_v, .. } = params;
-    let tile = QueryTile::new(thread::block_idx_x(), params, matches!(M::KIND, MaskKind::Causal));
+    let tile_of = |index| QueryTile::new(index, params, matches!(M::KIND, MaskKind::Causal));
+    let tile = tile_of(thread::block_idx_x());
     let (batch, head, kv_head) = (tile.batch, tile.head, tile.kv_head(params));
     let q = GlobalRows::<E>::new(params.q, &params.q_strides, batch, head, seqlen_q, head_dim);
     let k = GlobalRows::<E>::new(params.k, &params.k_strides, batch, kv_head, seqlen_k, head_dim);
     let v = GlobalRows::<E>::new(params.v, &params.v_strides, batch, kv_head, seqlen_k, head_dim_v);
-    let o = GlobalRows::<E>::new(params.o, &params.o_strides, batch, head, seqlen_q, head_dim_v);
     let first_row = (tile.block * BLOCK_M) as i32;
     let mask = M::new(params.causal_offset);
     let blocks =
@@ -144,7 +144,10 @@ pub unsafe fn forward<
         thread::sync_threads();
     }
 
-    // Lines 12 to 15: O_i = diag(1 / l_i) O_i and L_i = m_i + log l_i, written where the rows exist.
+    // Lines 12 to 15: O_i = diag(1 / l_i) O_i and L_i = m_i + log l_i, written where the rows exist. Which tile this
+    // is, is worked out anew: kept all the way, it costs registers that the products want.
+    let QueryTile { batch, head, .. } = tile_of(register::opaque(thread::block_idx_x()));
+    let o = GlobalRows::<E>::new(params.o, &params.o_strides, batch, head, seqlen_q, head_dim_v);
     let lse = GlobalPtr::<f32>::new(params.lse)
         .offset((i64::from(batch) * i64::from(params.heads) + i64::from(head)) * i64::from(seqlen_q));
     for i in 0..ROWS {
