@@ -24,6 +24,8 @@ pub(crate) struct Books {
     pub functions: Vec<String>,
     /// Whether images that begin with these bytes are refused.
     pub refuse: Option<&'static [u8]>,
+    /// How many of the next functions that are looked up are not found.
+    pub not_found: usize,
     /// Whether streams are being captured.
     pub capturing: bool,
     /// Bytes of each allocation.
@@ -245,6 +247,15 @@ mod functions {
         _: driver::Module,
         name: *const c_char,
     ) -> Code {
+        let found = books(|books| {
+            let found = books.not_found == 0;
+            books.not_found = books.not_found.saturating_sub(1);
+            found
+        });
+        if !found {
+            note("cuModuleGetFunction");
+            return 500;
+        }
         // SAFETY: a NUL-terminated name, and as the driver's.
         unsafe {
             let name = CStr::from_ptr(name).to_str().unwrap().to_owned();

@@ -177,16 +177,37 @@ impl Context {
 
     fn load(&self, entry: &Entry) -> Result<Kernel> {
         let started = std::time::Instant::now();
-        let (module, from) = match self.own_cubin(entry) {
-            Some(cubin) => match self.load_module(&cubin) {
-                Ok(module) => (module, "cubin"),
+        let from_ptx = || Ok((self.load_ptx(entry)?, "PTX"));
+        let (kernel, from) = match self.own_cubin(entry) {
+            Some(cubin) => match self.load_image(entry, &cubin) {
+                Ok(kernel) => (kernel, "cubin"),
                 Err(error) => {
                     tracing::warn!(kernel = entry.name, %error, "the driver refuses the cubin; using the PTX");
-                    (self.load_ptx(entry)?, "PTX")
+                    from_ptx()?
                 }
             },
-            None => (self.load_ptx(entry)?, "PTX"),
+            None => from_ptx()?,
         };
+        tracing::info!(kernel = entry.name, from, elapsed = ?started.elapsed(), "loaded a kernel");
+        Ok(kernel)
+    }
+
+    /// The entry's machine code, if there is any and this GPU is of exactly its architecture.
+    fn own_cubin(&self, entry: &Entry) -> Option<Vec<u8>> {
+        let (major, minor) = self.gpu.capability;
+        let digits = entry.arch().trim_start_matches("sm_").trim_end_matches('a');
+        (digits == format!("{major}{minor}")).then(|| (self.source.cubin)(entry.name)).flatten()
+    }
+
+    fn load_ptx(&self, entry: &Entry) -> Result<Kernel> {
+        let mut ptx = (self.source.ptx)(entry.name)?;
+        ptx.push(0);
+        self.load_image(entry, &ptx)
+    }
+
+    /// Loads an image as [`load_module`](Self::load_module) and finds the entry in it.
+    fn load_image(&self, entry: &Entry, image: &[u8]) -> Result<Kernel> {
+        let module = self.load_module(image)?;
         let name = CString::new(entry.name).expect("entry names are plain identifiers");
         let mut function: driver::Function = std::ptr::null_mut();
         // SAFETY: the module was just loaded; the name is NUL-terminated.
@@ -201,21 +222,7 @@ impl Context {
             )
         };
         check(self.driver, "cuFuncSetAttribute", code)?;
-        tracing::info!(kernel = entry.name, from, elapsed = ?started.elapsed(), "loaded a kernel");
         Ok(Kernel(function))
-    }
-
-    /// The entry's machine code, if there is any and this GPU is of exactly its architecture.
-    fn own_cubin(&self, entry: &Entry) -> Option<Vec<u8>> {
-        let (major, minor) = self.gpu.capability;
-        let digits = entry.arch().trim_start_matches("sm_").trim_end_matches('a');
-        (digits == format!("{major}{minor}")).then(|| (self.source.cubin)(entry.name)).flatten()
-    }
-
-    fn load_ptx(&self, entry: &Entry) -> Result<driver::Module> {
-        let mut ptx = (self.source.ptx)(entry.name)?;
-        ptx.push(0);
-        self.load_module(&ptx)
     }
 
     /// Loads a cubin, or PTX that ends with a NUL; the driver's compiler log becomes part of an error.

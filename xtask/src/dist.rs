@@ -19,8 +19,12 @@ pub fn run(out: &Path, options: &build_ptx::Options) -> Result<()> {
     build_ptx::run(options)?;
     let mut arguments = vec!["build", "--release", "-p", "flash-attention", "-p", "flash-attention-c-api"];
     arguments.extend(["--lib", "--example", "compare", "--test", "main"]);
-    arguments.push("--message-format=json-render-diagnostics");
-    let artifacts = artifacts(&arguments)?;
+    let messages = "--message-format=json-render-diagnostics";
+    arguments.push(messages);
+    let mut artifacts = artifacts(&arguments)?;
+    // The library's own tests, of which some want a GPU, in a program of their own.
+    let units = ["test", "--no-run", "--release", "-p", "flash-attention", "--lib", messages];
+    artifacts.extend(self::artifacts(&units)?.into_iter().filter(Artifact::is_of_units));
 
     if out.exists() {
         // A folder that something else lives in is not this command's to empty.
@@ -32,9 +36,8 @@ pub fn run(out: &Path, options: &build_ptx::Options) -> Result<()> {
     copy(&compare.context("no example `compare`")?.file, &out.join("compare"))?;
     let library = artifacts.iter().find(|artifact| artifact.file.ends_with("libflash_attention.so"));
     copy(&library.context("no libflash_attention.so")?.file, &out.join("libflash_attention.so"))?;
-    for test in
-        artifacts.iter().filter(|artifact| artifact.kind == "test" && artifact.package == "flash-attention")
-    {
+    let is_test = |artifact: &&Artifact| artifact.kind == "test" || artifact.is_of_units();
+    for test in artifacts.iter().filter(|artifact| artifact.package == "flash-attention").filter(is_test) {
         copy(&test.file, &out.join("gpu-tests").join(&test.name))?;
     }
     copy_tree(&project::ptx(), &out.join("ptx"))?;
@@ -70,6 +73,11 @@ struct Artifact {
 impl Artifact {
     fn is(&self, kind: &str, name: &str) -> bool {
         self.kind == kind && self.name == name
+    }
+
+    /// Whether it is the program of a library's own tests: a plain library is no artifact here.
+    fn is_of_units(&self) -> bool {
+        self.kind == "lib"
     }
 }
 
@@ -175,6 +183,9 @@ mod tests {
         let found = artifacts_of(&message);
         assert_eq!((found[0].package.as_str(), found[0].name.as_str()), ("flash-attention", "gpu"));
         assert!(found[0].is("test", "gpu"));
+        let units = message.replace(r#"["test"]"#, r#"["lib"]"#);
+        assert!(artifacts_of(&units)[0].is_of_units());
+        assert!(artifacts_of(&units.replace(r#""/x/gpu-1""#, "null")).is_empty());
         let library = r#"{"reason":"compiler-artifact","package_id":"c","manifest_path":"/c/Cargo.toml","target":{"kind":["cdylib"],"name":"flash_attention"},"filenames":["/x/libflash_attention.so"],"executable":null}"#;
         assert_eq!(artifacts_of(library)[0].file, Path::new("/x/libflash_attention.so"));
         assert!(artifacts_of("{\"reason\":\"build-finished\"}").is_empty());

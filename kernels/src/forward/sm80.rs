@@ -233,7 +233,7 @@ pub unsafe fn forward<
         if !X::IDENTITY || partial {
             for m in 0..TILES {
                 let row = register::opaque(row as u32) as i32 + 16 * m as i32;
-                let at = Position::of_lane(row, block * BLOCK_N as i32);
+                let at = Position::of_fresh_lane(row, block * BLOCK_N as i32);
                 if !X::IDENTITY {
                     fragment::modify_scores(&mut s_frag[m], score_mod, params.scale, at);
                 }

@@ -24,7 +24,18 @@ impl Position {
     /// The position of this lane in a 16-row tile whose corner is `(row, column)`.
     #[inline(always)]
     pub fn of_lane(row: i32, column: i32) -> Self {
-        let lane = warp::lane_id() as i32;
+        Self::of(warp::lane_id(), row, column)
+    }
+
+    /// [`of_lane`](Self::of_lane) with the lane's number read anew: nothing of it is kept in registers across a loop.
+    #[inline(always)]
+    pub fn of_fresh_lane(row: i32, column: i32) -> Self {
+        Self::of(warp::fresh_lane_id(), row, column)
+    }
+
+    #[inline(always)]
+    fn of(lane: u32, row: i32, column: i32) -> Self {
+        let lane = lane as i32;
         Position { row: row + lane / 4, column: column + 2 * (lane % 4) }
     }
 }

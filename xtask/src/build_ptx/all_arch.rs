@@ -6,7 +6,8 @@ use crate::project;
 use crate::setup::Tools;
 use anyhow::{Context as _, Result};
 use flash_attention_builder::ptx::Module;
-use flash_attention_builder::{CudaArch, CudaBuilderError, check, ptxas};
+use flash_attention_builder::ptxas::{self, Usage};
+use flash_attention_builder::{CudaArch, CudaBuilderError, check};
 use std::fs;
 
 /// Ampere, its consumer cards, Ada, Hopper, Blackwell's consumer cards.
@@ -22,7 +23,8 @@ pub fn run(tools: &Tools) -> Result<()> {
     let staging = project::target().join("device/kernels/all-arch");
     fs::create_dir_all(&staging)?;
 
-    let mut table = table_with(["registers of", ARCHS[0], ARCHS[1], ARCHS[2], ARCHS[3], ARCHS[4]]);
+    let mut table =
+        table_with(["registers of", ARCHS[0], ARCHS[1], ARCHS[2], ARCHS[3], ARCHS[4], "shared memory"]);
     let report = |done| progress.report(&assembling(done, &entries, "all architectures"), None);
     let rows = parallel(&entries, report, |entry| {
         let ptx = staging.join(format!("{}.ptx", entry.name));
@@ -34,8 +36,14 @@ pub fn run(tools: &Tools) -> Result<()> {
     drop(progress);
     let mut findings = Vec::new();
     for (entry, usages) in entries.iter().zip(&rows) {
-        let cells = usages.iter().map(|(_, usage)| usage.registers.to_string());
-        table.add_row(std::iter::once(entry.name.to_owned()).chain(cells));
+        let registers = |usage: &Usage| match usage.spill_stores + usage.spill_loads {
+            0 => usage.registers.to_string(),
+            spilled => format!("{} + {spilled} bytes", usage.registers),
+        };
+        let mut row = vec![entry.name.to_owned()];
+        row.extend(usages.iter().map(|(_, usage)| registers(usage)));
+        row.push((entry.shared_bytes + usages[0].1.static_shared).to_string());
+        table.add_row(row);
         for (arch, usage) in usages {
             findings
                 .extend(check::usage(entry.name, usage).into_iter().map(|found| format!("{arch}: {found}")));
