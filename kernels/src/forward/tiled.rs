@@ -81,12 +81,12 @@ pub unsafe fn forward<
 
     // Lines 1 to 3: this block's share of the work.
     let &ForwardParams { seqlen_q, seqlen_k, head_dim, head_dim_v, .. } = params;
-    let tile_of = |index| QueryTile::new(index, params, matches!(M::KIND, MaskKind::Causal));
-    let tile = tile_of(thread::block_idx_x());
+    let tile = QueryTile::new(thread::block_idx_x(), params, matches!(M::KIND, MaskKind::Causal));
     let (batch, head, kv_head) = (tile.batch, tile.head, tile.kv_head(params));
     let q = GlobalRows::<E>::new(params.q, &params.q_strides, batch, head, seqlen_q, head_dim);
     let k = GlobalRows::<E>::new(params.k, &params.k_strides, batch, kv_head, seqlen_k, head_dim);
     let v = GlobalRows::<E>::new(params.v, &params.v_strides, batch, kv_head, seqlen_k, head_dim_v);
+    let o = GlobalRows::<E>::new(params.o, &params.o_strides, batch, head, seqlen_q, head_dim_v);
     let first_row = (tile.block * BLOCK_M) as i32;
     let mask = M::new(params.causal_offset);
     let blocks =
@@ -122,6 +122,8 @@ pub unsafe fn forward<
         }
         // Only the blocks on the diagonal and the one at the end have anything to hide.
         if block >= blocks.full {
+            // Made here: kept in registers, what it adds to every row would be there in all blocks.
+            let mask = M::new(register::opaque(params.causal_offset as u32) as i32);
             s_frag.map(&grid, |i, j, s| {
                 let allowed = mask.allows(row_of(i), key_of(j)) && key_of(j) < seqlen_k as i32;
                 if allowed { s } else { f32::NEG_INFINITY }
@@ -144,10 +146,7 @@ pub unsafe fn forward<
         thread::sync_threads();
     }
 
-    // Lines 12 to 15: O_i = diag(1 / l_i) O_i and L_i = m_i + log l_i, written where the rows exist. Which tile this
-    // is, is worked out anew: kept all the way, it costs registers that the products want.
-    let QueryTile { batch, head, .. } = tile_of(register::opaque(thread::block_idx_x()));
-    let o = GlobalRows::<E>::new(params.o, &params.o_strides, batch, head, seqlen_q, head_dim_v);
+    // Lines 12 to 15: O_i = diag(1 / l_i) O_i and L_i = m_i + log l_i, written where the rows exist.
     let lse = GlobalPtr::<f32>::new(params.lse)
         .offset((i64::from(batch) * i64::from(params.heads) + i64::from(head)) * i64::from(seqlen_q));
     for i in 0..ROWS {
