@@ -185,7 +185,7 @@ fn without_a_driver_a_good_call_is_unavailable() {
         return;
     }
     let api = Api::load();
-    for kernel in [None, Some(c"tiled"), Some(c"sm80"), Some(c"sm90")] {
+    for kernel in [None, Some(c"standard"), Some(c"tiled"), Some(c"sm80"), Some(c"sm90")] {
         let kernel = kernel.map_or(std::ptr::null(), CStr::as_ptr);
         let (code, text) = api.forward(&Args { kernel, ..plausible() });
         assert_eq!(code, 2, "{text}");

@@ -1,6 +1,7 @@
 //! The table of driver functions.
 
 use crate::types::{Code, Context, Device, DevicePtr, Event, Function, LaunchConfig, Module, Stream, Text};
+use crate::watch::{WATCHED, Watched, Watcher, watching};
 use crate::{NoDriver, SUCCESS};
 use libloading::Library;
 use std::ffi::{CStr, c_char, c_void};
@@ -30,6 +31,13 @@ macro_rules! functions {
                     }
                     absent
                 },)* }
+            }
+
+            /// A table that tells `watcher` of each call and passes it on to this one. The first such table of the
+            /// process is the one that counts.
+            pub(crate) fn watched(self, watcher: Watcher) -> Self {
+                WATCHED.get_or_init(|| Watched { functions: self, watcher });
+                Functions { $($field: watching!($field ($($argument),*)),)* }
             }
 
             /// Finds every function in `library`.

@@ -9,9 +9,11 @@
 mod forward;
 mod functions;
 mod types;
+mod watch;
 
 pub use functions::Functions;
 pub use types::*;
+pub use watch::Watcher;
 
 use std::sync::OnceLock;
 
@@ -39,12 +41,28 @@ pub enum NoDriver {
 /// # Errors
 /// [`NoDriver`] says why there is none; the answer stays the same for the life of the process.
 pub fn driver() -> Result<&'static Functions, NoDriver> {
-    static DRIVER: OnceLock<Result<Functions, NoDriver>> = OnceLock::new();
-    DRIVER.get_or_init(start).as_ref().map_err(Clone::clone)
+    DRIVER.get_or_init(|| start(None)).as_ref().map_err(Clone::clone)
 }
 
-fn start() -> Result<Functions, NoDriver> {
-    let functions = Functions::open()?;
+/// Starts the driver so that `watcher` is told of every call through the table: for tests that count calls. Gives whether
+/// it came in time, before the first [`driver`] of the process. Calls through the symbols of the feature `forward` are
+/// not seen.
+pub fn watch(watcher: Watcher) -> bool {
+    let mut in_time = false;
+    let _ = DRIVER.get_or_init(|| {
+        in_time = true;
+        start(Some(watcher))
+    });
+    in_time
+}
+
+static DRIVER: OnceLock<Result<Functions, NoDriver>> = OnceLock::new();
+
+fn start(watcher: Option<Watcher>) -> Result<Functions, NoDriver> {
+    let mut functions = Functions::open()?;
+    if let Some(watcher) = watcher {
+        functions = functions.watched(watcher);
+    }
     // SAFETY: cuInit may be called at any time and as often as one likes.
     let code = unsafe { (functions.cuInit)(0) };
     if code != SUCCESS {

@@ -33,10 +33,10 @@ fn current_context() -> driver::Context {
 }
 
 /// The first GPU's primary context, current on this thread until this is dropped.
-struct Current(&'static driver::Functions);
+pub struct Current(&'static driver::Functions);
 
 impl Current {
-    fn primary(functions: &'static driver::Functions) -> Self {
+    pub fn primary(functions: &'static driver::Functions) -> Self {
         let (mut device, mut context) = (0, std::ptr::null_mut());
         // SAFETY: places for the answers. The context is kept to the end of the process, as the library keeps it.
         unsafe {

@@ -4,6 +4,7 @@ mod case;
 mod contract;
 mod driver;
 mod shapes;
+mod warm;
 
 use flash_attention::{DType, Device, Family, GpuProperties, Stream};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -27,6 +28,7 @@ enum Turn {
 
 /// Where there is no GPU, says so loudly.
 fn open(turn: impl FnOnce() -> Turn) -> Option<Gpu> {
+    warm::watch_driver();
     let device = Device::Cuda(0);
     let turn = turn();
     match Stream::new(device) {
