@@ -121,8 +121,7 @@ fn run_on<T: Element>(
     };
     let standard = match &plan {
         Some(plan) if plan.entry.family != Family::Standard => {
-            let mut scratch = filled(device, o_dim, T::default())?;
-            Some(run_standard(&stream, problem, &attention(Some(Family::Standard))?, &mut scratch))
+            Some(run_standard(&stream, problem, &attention(Some(Family::Standard))?))
         }
         _ => None,
     };
@@ -143,13 +142,8 @@ fn run_on<T: Element>(
 }
 
 /// The same call by the kernel `standard`, unless its scores are too large for something that runs on the side.
-fn run_standard<T: Element>(
-    stream: &Stream,
-    problem: &Problem,
-    attention: &Attention<'_, T>,
-    o: &mut Tensor<T>,
-) -> Standard {
-    let mut run = || -> Result<Standard, Failure> {
+fn run_standard<T: Element>(stream: &Stream, problem: &Problem, attention: &Attention<'_, T>) -> Standard {
+    let run = || -> Result<Standard, Failure> {
         let Some(plan) = attention.plan(stream.device())? else {
             return Err(Failure::new("the device has no such kernel"));
         };
@@ -157,6 +151,8 @@ fn run_standard<T: Element>(
         if let Some(why) = too_large(bytes, free) {
             return Ok(Standard::Skipped(why));
         }
+        let (batch, seqlen, heads, dim) = dims(problem)[3];
+        let mut o = Tensor::<T>::zeros(stream.device(), [batch, seqlen, heads, dim])?;
         let mut call = || attention.run_into(stream, o.view_mut().with_strides(problem.o)?, None);
         call()?;
         let cost = Cost { time: median(stream, call)?, workspace: Some(bytes) };
