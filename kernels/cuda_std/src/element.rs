@@ -140,9 +140,11 @@ mod host {
         half::f16::from_bits(bits).to_f32()
     }
     pub fn f32_to_f16(value: f32) -> u16 {
+        crate::arithmetic();
         half::f16::from_f32(crate::used(value)).to_bits()
     }
     pub fn f32_to_bf16(value: f32) -> u16 {
+        crate::arithmetic();
         half::bf16::from_f32(crate::used(value)).to_bits()
     }
 }

@@ -75,6 +75,14 @@ pub(crate) fn used(value: f32) -> f32 {
     value
 }
 
+/// Counts an arithmetic instruction where the simulated device is compiled in.
+#[cfg(not(target_arch = "nvptx64"))]
+#[inline(always)]
+pub(crate) fn arithmetic() {
+    #[cfg(feature = "sim")]
+    sim::count_arithmetic();
+}
+
 pub mod atomic;
 pub mod barrier;
 pub mod cluster;

@@ -33,7 +33,7 @@ pub(crate) fn meet(
     let meeting = &mut warp.meeting;
     if meeting.arrived == 0 {
         meeting.what = what;
-    } else if meeting.what != what {
+    } else if !std::ptr::eq(meeting.what, what) && meeting.what != what {
         let text = format!("lane {lane} is at {what} while other lanes wait at {}", meeting.what);
         thread.report((FindingKind::BarrierDivergence, text));
     }
@@ -47,12 +47,8 @@ pub(crate) fn meet(
         meeting.arrived = 0;
         meeting.turn ^= 1;
         work(&mut meeting.buffers[turn], thread);
-        let first = warp.first;
-        for other in &mut thread.cluster.threads[first..first + lanes as usize] {
-            if other.lane as usize != lane {
-                other.wake();
-            }
-        }
+        let all = ((1u64 << lanes) - 1) as u32;
+        thread.wake_lanes(all & !(1 << lane));
     }
     warp.meeting.buffers[turn][lane]
 }

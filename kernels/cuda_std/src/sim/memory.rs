@@ -220,8 +220,16 @@ impl Memory {
         me: Epoch,
         clock: &Clock,
     ) -> Result<(), Fault> {
-        for (at, pair) in (0u64..).step_by(2).zip(into.chunks_exact_mut(2)) {
-            pair.copy_from_slice(&self.load::<2>(address.wrapping_add(at), me, clock)?);
+        let mut at = 0;
+        while at < into.len() {
+            let from = address.wrapping_add(at as u64);
+            if from.is_multiple_of(16) && into.len() - at >= 16 {
+                into[at..at + 16].copy_from_slice(&self.load::<16>(from, me, clock)?);
+                at += 16;
+            } else {
+                into[at..at + 2].copy_from_slice(&self.load::<2>(from, me, clock)?);
+                at += 2;
+            }
         }
         Ok(())
     }

@@ -32,7 +32,7 @@ pub(crate) use barrier::{barrier, cluster_sync};
 pub(crate) use collective::{ballot, shuffle_idx, shuffle_xor, sync_warp};
 pub(crate) use mbarrier::{arrive, init, wait};
 pub(crate) use mma::{ldmatrix, m16n8k16};
-pub(crate) use state::current;
+pub(crate) use state::{count_arithmetic, current};
 pub(crate) use tma::load as tma_load;
 
 use handle::Handle;
@@ -63,8 +63,11 @@ pub struct Report {
     pub findings: Vec<Finding>,
     /// Findings beyond those listed.
     pub more_findings: usize,
-    /// Device functions called, over all threads.
+    /// Device functions called, over all threads, but for arithmetic: what touches memory, other threads or an
+    /// asynchronous unit, and questions for indices.
     pub operations: u64,
+    /// Arithmetic instructions of `cuda_std`, over all threads: fused multiply-adds, exponentials, conversions, …
+    pub arithmetic: u64,
 }
 
 impl Report {
@@ -122,6 +125,7 @@ impl Launch {
             ops: 0,
         });
         mutation::plant(self.mutation);
+        state::take_arithmetic();
         machine.memory.launch_start = machine.memory.runs + 1;
         for first in (0..self.grid).step_by(self.cluster as usize) {
             machine.memory.runs += 1;
@@ -132,7 +136,8 @@ impl Launch {
         }
         mutation::plant(None);
         let more_findings = machine.findings.dropped;
-        Report { findings: machine.findings.finish(), more_findings, operations: machine.ops }
+        let (operations, arithmetic) = (machine.ops, state::take_arithmetic());
+        Report { findings: machine.findings.finish(), more_findings, operations, arithmetic }
     }
 }
 

@@ -3,32 +3,28 @@
 use super::clock::{Clock, Epoch, slot};
 use super::finding::FindingKind;
 use super::memory::Fault;
+use std::ops::Range;
 
 /// Where the block's dynamic shared memory begins, so that an address made of nothing strays.
 pub(crate) const BASE: u32 = 1024;
 
 /// Holds a value.
-const WRITTEN: u32 = 1;
+const WRITTEN: u8 = 1;
 /// A copy into it has begun and has not ended.
-const IN_FLIGHT: u32 = 2;
+const IN_FLIGHT: u8 = 2;
 /// Written by the asynchronous proxy, so no proxy fence is needed before that proxy reads it.
-const BY_ASYNC: u32 = 4;
+const BY_ASYNC: u8 = 4;
 /// Belongs to an mbarrier.
-const MBARRIER: u32 = 8;
+const MBARRIER: u8 = 8;
 
-/// The shadow of two bytes.
-#[derive(Clone, Copy, Default)]
-struct Unit {
-    write: Epoch,
-    read: Epoch,
-    other_read: Epoch,
-    flags: u32,
-}
-
-/// The bytes and their shadow.
+/// The bytes and their shadow: for every two bytes, a unit, who wrote them last and two who read them. Each in an array
+/// of its own, so that the units of one access are looked at together, as vectors.
 pub(crate) struct Shared {
     data: Vec<u8>,
-    units: Vec<Unit>,
+    write: Vec<Epoch>,
+    read: Vec<Epoch>,
+    other_read: Vec<Epoch>,
+    flags: Vec<u8>,
 }
 
 /// Who accesses: its stamp, its view, and for asynchronous units the threads that sent it.
@@ -39,8 +35,16 @@ pub(crate) struct Actor<'a> {
 
 impl Shared {
     pub(crate) fn new(bytes: usize) -> Self {
-        // All ones is a NaN in every float type.
-        Shared { data: vec![0xff; bytes], units: vec![Unit::default(); bytes.div_ceil(2)] }
+        let units = bytes.div_ceil(2);
+        let nobody = || vec![0; units];
+        Shared {
+            // All ones is a NaN in every float type.
+            data: vec![0xff; bytes],
+            write: nobody(),
+            read: nobody(),
+            other_read: nobody(),
+            flags: vec![0; units],
+        }
     }
 
     /// The offset of an access in the block's memory.
@@ -63,11 +67,23 @@ impl Shared {
     #[inline(always)]
     pub(crate) fn load<const N: usize>(&mut self, address: u32, actor: Actor<'_>) -> Result<[u8; N], Fault> {
         let offset = self.offset(address, N)?;
-        for unit in &mut self.units[offset / 2..(offset + N) / 2] {
-            if unit.read != actor.me {
-                unit.on_read(&actor).map_err(|fault| at(fault, offset))?;
+        let units = offset / 2..(offset + N) / 2;
+        if !self.all_plain(units.clone()) {
+            return Err(at(self.fault(units), offset));
+        }
+        let mut seen = self.write[units.start];
+        let mut ordered = actor.sees(seen);
+        for &write in &self.write[units.clone()] {
+            if write != seen {
+                ordered &= actor.sees(write);
+                seen = write;
             }
         }
+        if !ordered {
+            let what = "read, and an unordered write of another thread";
+            return Err(at((FindingKind::Race, what.into()), offset));
+        }
+        self.stamp_read(units, actor.me);
         Ok(self.data[offset..offset + N].try_into().expect("N bytes"))
     }
 
@@ -90,45 +106,48 @@ impl Shared {
 
     /// Stamps a write. It happens even where it may not, so that one bug does not look like several.
     #[inline(always)]
-    fn write_units(
-        &mut self,
-        offset: usize,
-        bytes: usize,
-        actor: Actor<'_>,
-        flags: u32,
-    ) -> Result<(), Fault> {
+    fn write_units(&mut self, offset: usize, bytes: usize, actor: Actor<'_>, flags: u8) -> Result<(), Fault> {
+        let units = offset / 2..(offset + bytes) / 2;
+        let at_first = |epochs: &[Epoch]| epochs[units.start];
+        let usual = |epochs: &[Epoch]| {
+            let first = at_first(epochs);
+            same(&epochs[units.clone()], first) && actor.sees(first)
+        };
+        let free =
+            self.flags[units.clone()].iter().fold(0, |all, flags| all | flags & (IN_FLIGHT | MBARRIER)) == 0;
         let mut result = Ok(());
-        for unit in &mut self.units[offset / 2..(offset + bytes) / 2] {
-            if let Err(fault) = unit.on_write(&actor) {
-                result = Err(at(fault, offset));
+        if !(free && usual(&self.write) && usual(&self.read) && usual(&self.other_read)) {
+            for unit in units.clone() {
+                if let Err(fault) = self.check_write(unit, &actor) {
+                    result = Err(at(fault, offset));
+                }
             }
-            unit.flags = flags | unit.flags & MBARRIER;
         }
+        self.write[units.clone()].fill(actor.me);
+        self.read[units.clone()].fill(0);
+        self.other_read[units.clone()].fill(0);
+        self.flags[units].iter_mut().for_each(|old| *old = flags | *old & MBARRIER);
         result
     }
 
     /// The bytes of a copy arrive.
     pub(crate) fn finish_copy(&mut self, offset: usize, value: &[u8], me: Epoch, by_async_proxy: bool) {
         self.data[offset..offset + value.len()].copy_from_slice(value);
-        for unit in &mut self.units[offset / 2..(offset + value.len()) / 2] {
-            unit.write = me;
-            unit.flags = WRITTEN | if by_async_proxy { BY_ASYNC } else { 0 };
-        }
+        let units = offset / 2..(offset + value.len()) / 2;
+        self.write[units.clone()].fill(me);
+        self.flags[units].fill(WRITTEN | if by_async_proxy { BY_ASYNC } else { 0 });
     }
 
     /// A copy's bytes are the sender's from now on (`cp.async.wait_group`).
     pub(crate) fn restamp(&mut self, offset: usize, bytes: usize, me: Epoch) {
-        for unit in &mut self.units[offset / 2..(offset + bytes) / 2] {
-            unit.write = me;
-            unit.flags &= !IN_FLIGHT;
-        }
+        let units = offset / 2..(offset + bytes) / 2;
+        self.write[units.clone()].fill(me);
+        self.flags[units].iter_mut().for_each(|flags| *flags &= !IN_FLIGHT);
     }
 
     /// Keeps a copy's destination marked after its bytes have arrived, until the sender has waited for them.
     pub(crate) fn keep_in_flight(&mut self, offset: usize, bytes: usize) {
-        for unit in &mut self.units[offset / 2..(offset + bytes) / 2] {
-            unit.flags |= IN_FLIGHT;
-        }
+        self.flags[offset / 2..(offset + bytes) / 2].iter_mut().for_each(|flags| *flags |= IN_FLIGHT);
     }
 
     /// A read by the asynchronous proxy with the stamp `me`, as a thread with this view starts it. `checked` keeps the
@@ -141,27 +160,28 @@ impl Shared {
         clock: &Clock,
         checked: &mut Epoch,
     ) -> Result<(), Fault> {
-        for unit in &mut self.units[offset / 2..(offset + bytes) / 2] {
-            if unit.flags & !BY_ASYNC != WRITTEN {
-                return Err(at(unit.fault(), offset));
+        let units = offset / 2..(offset + bytes) / 2;
+        if !(self.all_plain(units.clone()) && same(&self.write[units.clone()], *checked)) {
+            for unit in units.clone() {
+                self.check_async(unit, clock, checked).map_err(|fault| at(fault, offset))?;
             }
-            if unit.write != *checked {
-                if !clock.has_seen(unit.write) {
-                    let what = "asynchronous read, and an unordered write of another thread";
-                    return Err(at((FindingKind::Race, what.into()), offset));
-                }
-                if unit.flags & BY_ASYNC == 0 && !clock.is_proxied(unit.write) {
-                    let what = "asynchronous read of a generic write without fence.proxy.async";
-                    return Err(at((FindingKind::ProxyFence, what.into()), offset));
-                }
-                *checked = unit.write;
-            }
-            if slot(unit.read) != slot(me) {
-                unit.other_read = unit.read;
-            }
-            unit.read = me;
         }
+        self.stamp_read(units, me);
         Ok(())
+    }
+
+    /// Whether all units hold values and nothing else.
+    #[inline(always)]
+    fn all_plain(&self, units: Range<usize>) -> bool {
+        self.flags[units].iter().fold(0, |all, flags| all | (flags & !BY_ASYNC ^ WRITTEN)) == 0
+    }
+
+    #[inline(always)]
+    fn stamp_read(&mut self, units: Range<usize>, me: Epoch) {
+        for (read, other) in self.read[units.clone()].iter_mut().zip(&mut self.other_read[units]) {
+            *other = if slot(*read) == slot(me) { *other } else { *read };
+            *read = me;
+        }
     }
 
     /// The bytes themselves, unchecked.
@@ -171,67 +191,83 @@ impl Shared {
 
     /// Gives 8 bytes to an mbarrier.
     pub(crate) fn make_mbarrier(&mut self, offset: usize, actor: Actor<'_>) -> Result<(), Fault> {
-        for unit in &mut self.units[offset / 2..offset / 2 + 4] {
-            let flags = unit.flags;
-            unit.flags &= !MBARRIER;
-            unit.on_write(&actor).map_err(|fault| at(fault, offset))?;
-            unit.flags = flags | MBARRIER;
+        for unit in offset / 2..offset / 2 + 4 {
+            let flags = self.flags[unit];
+            self.flags[unit] &= !MBARRIER;
+            self.check_write(unit, &actor).map_err(|fault| at(fault, offset))?;
+            (self.write[unit], self.read[unit], self.other_read[unit]) = (actor.me, 0, 0);
+            self.flags[unit] = flags | MBARRIER;
         }
         Ok(())
     }
 
     /// Whether the actor has seen the initialisation of the mbarrier at `offset`.
     pub(crate) fn has_seen(&self, offset: usize, clock: &Clock) -> bool {
-        clock.has_seen(self.units[offset / 2].write)
+        clock.has_seen(self.write[offset / 2])
     }
-}
 
-fn at((kind, what): Fault, offset: usize) -> Fault {
-    (kind, format!("{what}, at shared byte {offset}"))
-}
-
-impl Unit {
+    /// What is wrong with the first of these units that does not simply hold a value.
     #[cold]
-    fn fault(&self) -> Fault {
-        if self.flags & IN_FLIGHT != 0 {
+    fn fault(&self, mut units: Range<usize>) -> Fault {
+        let strange = |unit: &usize| self.flags[*unit] & !BY_ASYNC != WRITTEN;
+        let flags = units.find(strange).map_or(0, |unit| self.flags[unit]);
+        if flags & IN_FLIGHT != 0 {
             (FindingKind::CopyInFlight, "access while a copy into it is in flight".into())
-        } else if self.flags & MBARRIER != 0 {
+        } else if flags & MBARRIER != 0 {
             (FindingKind::Misuse, "access to an mbarrier as if it were data".into())
         } else {
             (FindingKind::Uninitialised, "read of shared memory that nobody has written".into())
         }
     }
 
-    #[inline(always)]
-    fn on_read(&mut self, actor: &Actor<'_>) -> Result<(), Fault> {
-        if self.flags & !BY_ASYNC != WRITTEN {
-            return Err(self.fault());
+    fn check_async(&self, unit: usize, clock: &Clock, checked: &mut Epoch) -> Result<(), Fault> {
+        if self.flags[unit] & !BY_ASYNC != WRITTEN {
+            return Err(self.fault(unit..unit + 1));
         }
-        if !actor.clock.has_seen(self.write) {
-            return Err((FindingKind::Race, "read, and an unordered write of another thread".into()));
+        let write = self.write[unit];
+        if write != *checked {
+            if !clock.has_seen(write) {
+                let what = "asynchronous read, and an unordered write of another thread";
+                return Err((FindingKind::Race, what.into()));
+            }
+            if self.flags[unit] & BY_ASYNC == 0 && !clock.is_proxied(write) {
+                let what = "asynchronous read of a generic write without fence.proxy.async";
+                return Err((FindingKind::ProxyFence, what.into()));
+            }
+            *checked = write;
         }
-        if slot(self.read) != slot(actor.me) {
-            self.other_read = self.read;
-        }
-        self.read = actor.me;
         Ok(())
     }
 
-    #[inline(always)]
-    fn on_write(&mut self, actor: &Actor<'_>) -> Result<(), Fault> {
+    fn check_write(&self, unit: usize, actor: &Actor<'_>) -> Result<(), Fault> {
         let race = |what: &str| {
             Err((FindingKind::Race, format!("write, and an unordered {what} of another thread")))
         };
-        let result = if self.flags & (IN_FLIGHT | MBARRIER) != 0 {
-            Err(self.fault())
-        } else if !actor.clock.has_seen(self.write) {
+        if self.flags[unit] & (IN_FLIGHT | MBARRIER) != 0 {
+            Err(self.fault(unit..unit + 1))
+        } else if !actor.sees(self.write[unit]) {
             race("write")
-        } else if !(actor.clock.has_seen(self.read) && actor.clock.has_seen(self.other_read)) {
+        } else if !(actor.sees(self.read[unit]) && actor.sees(self.other_read[unit])) {
             race("read")
         } else {
             Ok(())
-        };
-        *self = Unit { write: actor.me, flags: self.flags & MBARRIER, ..Unit::default() };
-        result
+        }
     }
+}
+
+impl Actor<'_> {
+    #[inline(always)]
+    fn sees(&self, epoch: Epoch) -> bool {
+        self.clock.has_seen(epoch)
+    }
+}
+
+/// Whether all of these are `epoch`.
+#[inline(always)]
+fn same(epochs: &[Epoch], epoch: Epoch) -> bool {
+    epochs.iter().fold(0, |all, other| all | (other ^ epoch)) == 0
+}
+
+fn at((kind, what): Fault, offset: usize) -> Fault {
+    (kind, format!("{what}, at shared byte {offset}"))
 }

@@ -130,15 +130,20 @@ impl Thread {
         self.waits = what;
         // SAFETY: the yielder lives on this fiber's stack for as long as the fiber runs.
         unsafe { (*self.yielder).suspend(()) };
+        self.waits = Wait::Nothing;
     }
 
     pub(crate) fn wake(&mut self) {
-        self.waits = Wait::Nothing;
+        self.wake_lanes(1 << self.lane);
+    }
+
+    /// Wakes lanes of this thread's warp.
+    pub(crate) fn wake_lanes(&mut self, lanes: u32) {
         let mut warp = self.warp;
-        if warp.ready == 0 {
+        if warp.ready == 0 && lanes != 0 {
             self.cluster.ready.push(self.warp_index);
         }
-        warp.ready |= 1 << self.lane;
+        warp.ready |= lanes;
     }
 
     /// Notes a finding of this thread; gives the launch up where there are too many.
@@ -193,6 +198,7 @@ impl Cluster {
 }
 
 thread_local! {
+    static ARITHMETIC: Cell<u64> = const { Cell::new(0) };
     static CURRENT: Cell<Handle<Thread>> = const { Cell::new(Handle::NULL) };
 }
 
@@ -215,6 +221,17 @@ fn outside() -> ! {
 
 pub(crate) fn set_current(thread: Handle<Thread>) {
     CURRENT.set(thread);
+}
+
+/// Counts an arithmetic instruction.
+#[inline(always)]
+pub(crate) fn count_arithmetic() {
+    ARITHMETIC.set(ARITHMETIC.get() + 1);
+}
+
+/// The arithmetic instructions counted since this was last asked.
+pub(crate) fn take_arithmetic() -> u64 {
+    ARITHMETIC.take()
 }
 
 pub(crate) fn is_simulated() -> bool {

@@ -359,7 +359,7 @@ fn compute(mut cluster: Handle<Cluster>, block: Handle<Block>, mut group: Handle
     let Operands { columns, bf16, .. } = product.operands;
     let convert = |bits: [u8; 2]| {
         let bits = u16::from_le_bytes(bits);
-        if bf16 { f32::from_bits(u32::from(bits) << 16) } else { half::f16::from_bits(bits).to_f32() }
+        if bf16 { f32::from_bits(u32::from(bits) << 16) } else { super::mma::f16_to_f32(bits) }
     };
     let mut a = vec![0f32; ROWS * DEPTH];
     for (lane, registers) in product.a.iter().enumerate() {
