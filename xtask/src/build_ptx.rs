@@ -159,7 +159,7 @@ fn build(arch: CudaArch, tools: &Tools, options: &Options) -> Result<()> {
 }
 
 /// Compiles the crate of kernels to one module.
-fn compile(arch: CudaArch, tools: &Tools) -> Result<PathBuf> {
+pub fn compile(arch: CudaArch, tools: &Tools) -> Result<PathBuf> {
     let builder = CudaBuilder::new(project::root().join("kernels"))
         .arch(arch)
         .toolchain(tools.toolchain.clone())

@@ -9,6 +9,7 @@ mod package_test;
 mod progress;
 mod project;
 mod readme;
+mod same_ptx;
 mod sass_record;
 mod setup;
 mod test;
@@ -60,6 +61,12 @@ enum Command {
     },
     /// Pack what would be published, and build and run it from nothing as a stranger does
     PackageTest,
+    /// Compile the kernels without the simulated device too: the PTX must be the same
+    SamePtx {
+        /// Use only the tools that are there
+        #[arg(long)]
+        offline: bool,
+    },
     /// Check what no compiler checks: lengths of files, licences, unfinished places
     #[command(name = tidy::COMMAND)]
     Tidy,
@@ -77,6 +84,7 @@ fn main() -> ExitCode {
             dist::run(&out.unwrap_or_else(|| project::target().join("dist")), &options).map(done)
         }
         Command::PackageTest => package_test::run().map(done),
+        Command::SamePtx { offline } => same_ptx::run(offline).map(done),
         Command::Tidy => tidy::run().map(done),
     };
     match result {
