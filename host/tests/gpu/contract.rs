@@ -142,6 +142,27 @@ fn large_scores_of_f32_stay_finite() {
     });
 }
 
+/// Exact scores close together, so far from 0 that scale and maximum may no longer be folded into one fma.
+#[test]
+fn large_scores_of_half_types_are_right() {
+    fn verify<T: Element>(case: &Case, stream: &flash_attention::Stream, of_k: f32) {
+        let mut inputs = case.inputs::<T>();
+        for (n, memory, first) in [(0, &mut inputs.q, 448.0), (1, &mut inputs.k, of_k)] {
+            for (i, at) in case.elements(n).enumerate() {
+                let small = (2.0 * memory[at].to_f32()).round();
+                memory[at] = T::from_f32(if i % case.problem.head_dim == 0 { first } else { small });
+            }
+        }
+        case.verify(stream, &inputs);
+    }
+    for dtype in [DType::F16, DType::Bf16] {
+        for of_k in [1792.0, -1792.0] {
+            let make = |family| Case::new(family, dtype, (200, 260), (64, 64)).causal(Causal::BottomRight);
+            in_families(make, |case, stream| typed!(case.problem.dtype, verify(case, stream, of_k)));
+        }
+    }
+}
+
 #[test]
 fn without_lse_the_output_is_the_same() {
     let Some(gpu) = gpu() else { return };
