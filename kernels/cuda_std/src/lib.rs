@@ -5,7 +5,7 @@
 //! `sim`) or, without it, a panic that says so. Kernels reach global and shared memory only through the views in
 //! [`global`] and [`shared`], so the same kernel source runs on both.
 #![cfg_attr(target_arch = "nvptx64", no_std)]
-#![cfg_attr(target_arch = "nvptx64", feature(asm_experimental_arch))]
+#![cfg_attr(target_arch = "nvptx64", feature(asm_experimental_arch, stdarch_nvptx))]
 // On the device every function is one instruction whose precondition is its own `# Safety` section.
 #![cfg_attr(target_arch = "nvptx64", allow(clippy::undocumented_unsafe_blocks))]
 

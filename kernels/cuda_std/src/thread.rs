@@ -26,8 +26,11 @@ special_register! {
 }
 
 /// Waits for all threads of the block; orders their shared and global accesses (`bar.sync 0`).
+///
+/// The intrinsic, not `asm!`: LLVM knows that it must not be copied into both sides of a branch. rustc does not say so
+/// of `asm!`, and a warp whose lanes wait at two copies of a barrier arrives twice.
 #[inline(always)]
 pub fn sync_threads() {
-    device!({ unsafe { core::arch::asm!("bar.sync 0;", options(nostack)) } }
+    device!({ unsafe { core::arch::nvptx::_syncthreads() } }
         else { host!("thread::sync_threads", () => mutant!(BarrierOfWarp, crate::sim::sync_warp(), crate::sim::barrier(0, 0, true))) })
 }

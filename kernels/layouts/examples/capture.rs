@@ -9,6 +9,7 @@
 //! The compiler is the one that `cargo xtask setup` provides.
 
 use anyhow::{Context, ensure};
+use flash_attention::cuda::cust::event::{Event, EventFlags, EventStatus};
 use flash_attention::cuda::cust::memory::{CopyDestination, DeviceBuffer, DeviceCopy};
 use flash_attention::cuda::cust::module::Module;
 use flash_attention::cuda::cust::stream::{Stream, StreamFlags};
@@ -21,6 +22,11 @@ use flash_attention_layouts::{
 use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long a kernel may take; each needs microseconds.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The parameters, as cust passes them.
 #[repr(transparent)]
@@ -79,7 +85,7 @@ fn capture(ptx: &Path, fixtures: &Path) -> anyhow::Result<()> {
         let function = module.get_function(name)?;
         // SAFETY: one block of the kernel's threads, with true parameters.
         unsafe { launch!(function<<<1, threads, SHARED_BYTES, stream>>>(params))? };
-        stream.synchronize()?;
+        wait(name, &stream)?;
         let mut words = vec![0u32; WORDS];
         output.copy_to(&mut words)?;
         let mut text = String::new();
@@ -90,6 +96,23 @@ fn capture(ptx: &Path, fixtures: &Path) -> anyhow::Result<()> {
         let path = fixtures.join(format!("{name}.txt"));
         fs::write(&path, text)?;
         println!("{}", path.display());
+    }
+    Ok(())
+}
+
+/// Waits for the stream, but not for a kernel that hangs: that ends the program. What was captured before is in its
+/// files.
+fn wait(name: &'static str, stream: &Stream) -> anyhow::Result<()> {
+    let done = Event::new(EventFlags::DISABLE_TIMING)?;
+    done.record(stream)?;
+    let start = Instant::now();
+    while let EventStatus::NotReady = done.query().context(name)? {
+        if start.elapsed() > PATIENCE {
+            eprintln!("{name} did not end within {PATIENCE:?}");
+            // Neither a drop nor the driver's exit handlers get a chance to wait for the kernel.
+            std::process::abort();
+        }
+        thread::sleep(Duration::from_millis(1));
     }
     Ok(())
 }

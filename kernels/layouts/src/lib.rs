@@ -22,13 +22,13 @@ pub const WORDS: usize = 128 * 40;
 pub const ELEMENTS: usize = 256 * 64;
 /// Dynamic shared memory of every kernel in bytes.
 pub const SHARED_BYTES: u32 = 48 << 10;
-/// The kernels and their threads.
+/// The kernels and their threads; the one that could wait for ever comes last.
 pub const KERNELS: [(&str, u32); 5] = [
     ("layout_mma", 32),
     ("layout_ldmatrix", 32),
-    ("layout_tma", 128),
     ("layout_wgmma_shared", 128),
     ("layout_wgmma_registers", 128),
+    ("layout_tma", 128),
 ];
 /// Shape of the tensor in the map that [`layout_tma`] reads, innermost first; boxes are 64 columns by 64 rows.
 pub const TMA_DIMS: [u64; 4] = [56, 100, 1, 1];
