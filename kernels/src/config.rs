@@ -289,7 +289,7 @@ macro_rules! sm90_entries {
             sm90_bf16_d64_full_short: Bf16 64 Full 64 4 3 1 0 640 0;
             sm90_bf16_d64_full: Bf16 64 Full 128 3 2 2 0 512 2048;
             sm90_bf16_d64_causal_short: Bf16 64 Causal 128 2 3 1 16 384 0;
-            sm90_bf16_d64_causal: Bf16 64 Causal 128 3 2 2 0 512 6144;
+            sm90_bf16_d64_causal: Bf16 64 Causal 128 3 2 2 0 512 1536;
             sm90_bf16_d96_full: Bf16 96 Full 128 2 2 1 24 384 0;
             sm90_bf16_d96_causal: Bf16 96 Causal 128 2 2 1 24 384 0;
             sm90_bf16_d128_full_short: Bf16 128 Full 128 2 2 2 0 384 0;
@@ -303,7 +303,7 @@ macro_rules! sm90_entries {
             sm90_f16_d64_full_short: F16 64 Full 64 4 3 1 0 640 0;
             sm90_f16_d64_full: F16 64 Full 128 3 2 2 0 512 2048;
             sm90_f16_d64_causal_short: F16 64 Causal 128 2 3 1 16 384 0;
-            sm90_f16_d64_causal: F16 64 Causal 128 3 2 2 0 512 6144;
+            sm90_f16_d64_causal: F16 64 Causal 128 3 2 2 0 512 1536;
             sm90_f16_d96_full: F16 96 Full 128 2 2 1 24 384 0;
             sm90_f16_d96_causal: F16 96 Causal 128 2 2 1 24 384 0;
             sm90_f16_d128_full_short: F16 128 Full 128 2 2 2 0 384 0;

@@ -1,4 +1,8 @@
 //! Online softmax on a fragment's two rows: the running maximum, the running sum, and the factors between blocks.
+//!
+//! Instructions are chosen by what they take from the tensor cores, which share the register file with them: on an
+//! H200 an addition or multiplication in f32 delays a product by 0.8 cycles, a comparison or an exponential by none,
+//! but comparisons take 4 cycles instead of 2 while products run. docs/sm90.md has the measurements.
 
 use crate::softmax::FOLD_LIMIT;
 use crate::tile::fragment::{quad_max, quad_sum};
@@ -7,9 +11,11 @@ use cuda_std::wgmma::Accumulator;
 use cuda_std::{math, warp};
 
 /// How far, in powers of two, the scores of a row may outgrow the maximum in use before everything is rescaled.
-/// Any stored maximum gives the same result; a stale one only makes the weights larger than 1, and 2^8 times the
-/// largest sum is far from f32's and f16's limits.
-const RESCALE_THRESHOLD: f32 = 8.0;
+///
+/// Any maximum gives the same result, but with the true one a row's largest weight is exactly 1 and has no rounding
+/// error. Against a threshold of 0, this one costs 1.5 percent of accuracy and spares half of the rescaling; one of 8
+/// costs 3 percent, and 15 where few keys have most of the weight.
+const RESCALE_THRESHOLD: f32 = 0.5;
 
 /// The softmax state of the two rows of a lane (`m` and `l` of the paper). The maximum is the quad's, the sum this
 /// lane's share.
@@ -17,43 +23,48 @@ const RESCALE_THRESHOLD: f32 = 8.0;
 pub struct OnlineSoftmax {
     max: [f32; 2],
     sum: [f32; 2],
+    /// The sum over the block in work.
+    block_sum: [f32; 2],
     /// What the block in work takes off its scaled scores.
     shift: [f32; 2],
     /// `scale * log2 e`: weights are powers of two of `scale_log2 * (s - max)`.
     scale_log2: f32,
+    /// Whether the tile had lanes with negative scores only.
+    signed: bool,
 }
 
-/// What a block's scores ask of the output accumulated so far.
+/// How a block's scores have changed the maxima.
+#[derive(Clone, Copy, Debug)]
+pub struct Growth {
+    /// What becomes of everything computed with the old maxima, as powers of two, row by row.
+    log2_factors: [f32; 2],
+    /// Whether any first, any second row of the warp's lanes has a factor other than 1.
+    any: [bool; 2],
+}
+
+/// Factors that the output so far is due.
 #[derive(Clone, Copy, Debug)]
 pub struct Rescale {
-    /// Factors for the two rows.
+    /// Of the two rows; only of those that `any` names.
     factors: [f32; 2],
-    /// Whether any row of the warp has a factor other than 1.
-    any: bool,
+    /// Whether any first, any second row of the warp's lanes has a factor other than 1.
+    any: [bool; 2],
 }
 
 impl Rescale {
-    /// Waits for the output's products and applies the factors to it.
-    ///
-    /// The wait stands in both branches: within a straight stretch of code the assembler moves it up, in front of most
-    /// of the exponentials, which then no longer overlap with the product.
-    ///
-    /// # Safety
-    /// As [`Accumulator::wait`].
+    /// No factors.
+    pub const NONE: Rescale = Rescale { factors: [1.0; 2], any: [false; 2] };
+
+    /// Applies the factors to the output. Rows of which no lane has any are left alone.
     #[inline(always)]
-    pub unsafe fn wait_and_apply<const O: usize>(self, o_frag: &mut [f32; O])
-    where
-        [f32; O]: Accumulator,
-    {
-        // SAFETY: as the caller promises.
-        unsafe {
-            if self.any {
-                o_frag.wait::<0, 1>();
+    pub fn apply<const O: usize>(self, o_frag: &mut [f32; O]) {
+        for row in 0..2 {
+            if self.any[row] {
                 for i in 0..O {
-                    o_frag[i] *= mutant!(OutputNotRescaled, 1.0, self.factors[i / 2 % 2]);
+                    if i / 2 % 2 == row {
+                        o_frag[i] *= mutant!(OutputNotRescaled, 1.0, self.factors[row]);
+                    }
                 }
-            } else {
-                o_frag.wait::<0, 0>();
             }
         }
     }
@@ -63,46 +74,139 @@ impl OnlineSoftmax {
     /// Nothing seen yet: the maximum is a real -inf.
     #[inline(always)]
     pub fn new(scale_log2: f32) -> Self {
-        OnlineSoftmax { max: [f32::NEG_INFINITY; 2], sum: [0.0; 2], shift: [0.0; 2], scale_log2 }
+        OnlineSoftmax {
+            max: [f32::NEG_INFINITY; 2],
+            sum: [0.0; 2],
+            block_sum: [0.0; 2],
+            shift: [0.0; 2],
+            scale_log2,
+            signed: false,
+        }
     }
 
     /// Looks at a block of scores, before [`weigh`](Self::weigh): the maxima grow as far as they must.
+    ///
+    /// `SIGNED` says to expect lanes with negative scores only, as a mask makes them. Without it, the first block that
+    /// has such a lane is looked at twice, and the tile's later blocks as if with it.
     #[inline(always)]
-    pub fn look_at<const S: usize>(&mut self, s_frag: &mut [f32; S]) -> Rescale {
-        let mut block_max = [s_frag[0], s_frag[2]];
-        for i in 0..S {
-            block_max[i / 2 % 2] = math::max(block_max[i / 2 % 2], s_frag[i]);
-        }
-        let (mut factors, mut grown, mut subtract_first) = ([1.0; 2], false, false);
-        for row in 0..2 {
-            let block_max = quad_max(block_max[row]);
-            // False for a row that has seen no key: -inf - -inf is NaN. A NaN score is not seen here, but in the sum.
-            if (block_max - self.max[row]) * self.scale_log2 > RESCALE_THRESHOLD {
-                factors[row] = math::exp2((self.max[row] - block_max) * self.scale_log2);
-                self.max[row] = block_max;
-                self.sum[row] *= mutant!(SumNotRescaled, 1.0, factors[row]);
-                grown = true;
+    pub fn look_at<const SIGNED: bool, const S: usize>(&mut self, s_frag: &mut [f32; S]) -> Growth {
+        let (mut block_max, mut far) = ([0.0; 2], false);
+        let mut by_bits = !SIGNED && !self.signed;
+        if by_bits {
+            let mut unusual = false;
+            for row in 0..2 {
+                let lane_max = lane_max_by_bits(s_frag, row);
+                block_max[row] = quad_max(lane_max);
+                // By its bits a negative maximum may be wrong, which matters if the row might grow.
+                unusual |= lane_max.is_sign_negative() && self.max[row] < 0.0;
+                unusual |= self.is_far(row, lane_max);
             }
-            self.shift[row] = self.finite_max(row) * self.scale_log2;
-            subtract_first |= self.shift[row].abs() > FOLD_LIMIT;
+            by_bits = !warp::any(unusual);
+            self.signed = !by_bits;
         }
-        if warp::any(subtract_first) {
+        if !by_bits {
+            let mut any_far = false;
+            for row in 0..2 {
+                let lane_max = lane_max(s_frag, row);
+                block_max[row] = quad_max(lane_max);
+                any_far |= self.is_far(row, lane_max);
+            }
+            far = warp::any(any_far);
+        }
+
+        let old = *self;
+        let (mut log2_factors, mut grown) = ([0.0; 2], [false; 2]);
+        for row in 0..2 {
+            // False for a row that has seen no key: -inf - -inf is NaN. A NaN score is not seen here, but in the sum.
+            grown[row] = (block_max[row] - old.max[row]) * self.scale_log2 > RESCALE_THRESHOLD;
+            if grown[row] {
+                self.max[row] = block_max[row];
+            }
+            self.shift[row] = self.folded_max(row);
+            log2_factors[row] = old.folded_max(row) - self.shift[row];
+        }
+        if far {
             for i in 0..S {
                 s_frag[i] -= self.finite_max(i / 2 % 2);
             }
+            for row in 0..2 {
+                log2_factors[row] = (old.max[row] - self.finite_max(row)) * self.scale_log2;
+            }
             self.shift = [0.0; 2];
         }
-        Rescale { factors, any: warp::any(grown) }
+        Growth { log2_factors, any: [warp::any(grown[0]), warp::any(grown[1])] }
     }
 
-    /// The scores `from .. to` become weights, `exp(scale * (s - max))`, and the sums grow by them.
+    /// The scores number `from .. to`, counted through the first row and then the second, become weights,
+    /// `exp(scale * (s - max))`, and the block's sums grow by them.
     #[inline(always)]
     pub fn weigh<const S: usize>(&mut self, s_frag: &mut [f32; S], from: usize, to: usize) {
-        for i in from..to {
-            let row = i / 2 % 2;
+        // Row by row, so that the row's shift is read from the register file once for many weights.
+        for n in from..to {
+            let (row, n) = (n / (S / 2), n % (S / 2));
+            let i = 4 * (n / 2) + 2 * row + n % 2;
             s_frag[i] = math::exp2(math::fma(s_frag[i], self.scale_log2, -self.shift[row]));
-            self.sum[row] += s_frag[i];
+            self.block_sum[row] += s_frag[i];
         }
+    }
+
+    /// Waits for the output's products, brings the sums so far to the new maxima, and returns what the output is due.
+    /// `AT_ONCE`, it gets that here.
+    ///
+    /// The wait stands in both branches: within a straight stretch of code the assembler moves it up, in front of most
+    /// of the exponentials, which then no longer overlap with the product.
+    ///
+    /// # Safety
+    /// As [`Accumulator::wait`].
+    #[inline(always)]
+    pub unsafe fn wait_and_rescale<const AT_ONCE: bool, const O: usize>(
+        &mut self,
+        growth: Growth,
+        o_frag: &mut [f32; O],
+    ) -> Rescale
+    where
+        [f32; O]: Accumulator,
+    {
+        // The factors count only where `any` says so.
+        let mut rescale = Rescale { factors: growth.log2_factors, any: growth.any };
+        // SAFETY: as the caller promises.
+        unsafe {
+            if growth.any[0] || growth.any[1] {
+                o_frag.wait::<0, 1>();
+                for row in 0..2 {
+                    rescale.factors[row] = math::exp2(growth.log2_factors[row]);
+                    self.sum[row] *= mutant!(SumNotRescaled, 1.0, rescale.factors[row]);
+                }
+                if AT_ONCE {
+                    rescale.apply(o_frag);
+                }
+            } else {
+                o_frag.wait::<0, 0>();
+            }
+        }
+        rescale
+    }
+
+    /// Ends a block: its sums join those of the blocks before.
+    #[inline(always)]
+    pub fn add_block(&mut self) {
+        for row in 0..2 {
+            self.sum[row] += self.block_sum[row];
+            self.block_sum[row] = 0.0;
+        }
+    }
+
+    /// Whether the folded product of a row's maximum, as far as this lane knows it, is too inexact.
+    #[inline(always)]
+    fn is_far(&self, row: usize, lane_max: f32) -> bool {
+        let reach = math::max(self.max[row], lane_max) * self.scale_log2;
+        reach.abs() > FOLD_LIMIT && reach != f32::NEG_INFINITY
+    }
+
+    /// `max * scale_log2`; before the first key the lowest number, so that a weight there is `exp2(-inf) = 0`.
+    #[inline(always)]
+    fn folded_max(&self, row: usize) -> f32 {
+        math::max(self.max[row] * self.scale_log2, f32::MIN)
     }
 
     /// The rows' final factor on the output, `1 / sum`, and their log-sum-exp. A row without keys gets 0 and -inf.
@@ -122,5 +226,70 @@ impl OnlineSoftmax {
     #[inline(always)]
     fn finite_max(&self, row: usize) -> f32 {
         if self.max[row] == f32::NEG_INFINITY { 0.0 } else { self.max[row] }
+    }
+}
+
+/// The largest score of this lane in a row. Two chains, since each comparison waits for the one before.
+#[inline(always)]
+fn lane_max<const S: usize>(s_frag: &[f32; S], row: usize) -> f32 {
+    let mut max = [s_frag[2 * row], s_frag[2 * row + 1]];
+    for i in 4..S {
+        if i / 2 % 2 == row {
+            max[i % 2] = math::max(max[i % 2], s_frag[i]);
+        }
+    }
+    math::max(max[0], max[1])
+}
+
+/// As [`lane_max`], if any of the scores is at least 0; otherwise one of them.
+///
+/// Floats that are not negative order as their bits do, and of integers one instruction compares three.
+#[inline(always)]
+fn lane_max_by_bits<const S: usize>(s_frag: &[f32; S], row: usize) -> f32 {
+    let bits = |i: usize| s_frag[i].to_bits() as i32;
+    let mut max = [bits(2 * row), bits(2 * row + 1)];
+    for i in 4..S {
+        if i / 2 % 2 == row {
+            // Neighbours go to the same chain, so that they meet in one instruction.
+            let chain = i / 4 % 2;
+            max[chain] = max[chain].max(bits(i));
+        }
+    }
+    f32::from_bits(max[0].max(max[1]) as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_two_ways_to_the_maximum_agree_where_they_should() {
+        let mut state = 1u32;
+        for round in 0..2000 {
+            let s_frag: [f32; 32] = std::array::from_fn(|_| {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                let x = (state >> 8) as f32 / (1 << 24) as f32 - 0.5;
+                match (round % 4, state & 15) {
+                    (1, 0..12) => f32::NEG_INFINITY,
+                    (2, _) => -x.abs(),
+                    (3, 0) => -0.0,
+                    _ => x,
+                }
+            });
+            for row in 0..2 {
+                let of_row: Vec<f32> = (0..32).filter(|i| i / 2 % 2 == row).map(|i| s_frag[i]).collect();
+                let largest = of_row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                assert_eq!(lane_max(&s_frag, row), largest);
+                let by_bits = lane_max_by_bits(&s_frag, row);
+                if largest > 0.0 {
+                    assert_eq!(by_bits, largest);
+                } else {
+                    assert!(
+                        of_row.iter().any(|s| s.to_bits() == by_bits.to_bits()),
+                        "{by_bits} is none of them"
+                    );
+                }
+            }
+        }
     }
 }

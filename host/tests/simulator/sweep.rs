@@ -112,6 +112,22 @@ fn large_scores_are_right() {
     });
 }
 
+/// Scores that are negative throughout, or in many lanes of a block: the Hopper kernel takes a shorter way to the maxima
+/// where no lane has negative scores only.
+#[test]
+fn negative_scores_are_right() {
+    sweep(|_, dtype, d| {
+        let cases = [1.0, 0.3, 0.1].into_iter().flat_map(|offset| {
+            [Causal::No, Causal::BottomRight].map(|causal| Case {
+                offset: Some((offset, -offset)),
+                causal,
+                ..Case::new(dtype, (70, 700), d)
+            })
+        });
+        cases.collect()
+    });
+}
+
 /// One short case for every entry: each tile and each mask is compiled for itself.
 #[test]
 fn every_entry_is_right_and_clean() {

@@ -1,7 +1,9 @@
 //! The consumer warpgroups of the Hopper kernel: mainloop and epilogue.
 
 use super::{Kernel, TILES_AHEAD, WARPGROUP_ROWS};
-use crate::fragment_softmax::OnlineSoftmax;
+use crate::block_range::BlockRange;
+use crate::config::MaskKind;
+use crate::fragment_softmax::{OnlineSoftmax, Rescale};
 use crate::mask::Mask;
 use crate::params::WorkTile;
 use crate::pipeline::{PipelineState, Turns};
@@ -12,10 +14,6 @@ use cuda_std::global::GlobalPtr;
 use cuda_std::mutant;
 use cuda_std::wgmma::{self, Accumulator};
 use cuda_std::{thread, warp};
-
-/// The share of a block's weights, in sixteenths, that is computed before the wait for the output: so long takes the
-/// product. Measured at d = 128: 8 and 16 cost 1 and 5 percent, 1 is as good as 2; at d = 64, 1 costs 5 percent.
-const WEIGHTS_BEFORE_WAIT: usize = 2;
 
 /// What a consumer warpgroup keeps in registers, and where it stands in the rings.
 struct Consumer<
@@ -44,6 +42,18 @@ struct Consumer<
     /// Output, unnormalised.
     o_frag: [f32; O],
     softmax: OnlineSoftmax,
+    /// What the output is due before the next product joins it.
+    rescale: Rescale,
+}
+
+/// A tile, as one warpgroup sees it.
+#[derive(Clone, Copy)]
+struct Work {
+    tile: WorkTile,
+    /// The key blocks of this warpgroup's own rows.
+    blocks: BlockRange,
+    /// Whether the tile's last block is for other warpgroups only.
+    skips_last: bool,
 }
 
 /// What a mask needs to know about a warp's 16 rows.
@@ -92,16 +102,24 @@ where
             p_frag: [0; P],
             o_frag: [0.0; O],
             softmax: OnlineSoftmax::new(0.0),
+            rescale: Rescale::NONE,
         };
         // SAFETY: the whole warpgroup runs this; every buffer is waited for before and released after its use.
         unsafe {
             // There is a first tile: the host starts no more blocks than there are tiles.
             let mut next = self.next_queries(&mut consumer);
             self.start_scores(&mut consumer);
-            while let Some(tile) = next {
-                let blocks = self.key_blocks(tile);
+            while let Some(Work { tile, blocks, skips_last }) = next {
                 let first_row =
                     ((tile.block_m * CONSUMERS + index) * WARPGROUP_ROWS + consumer.warp_row) as i32;
+                if skips_last {
+                    // The others' last block: its turn and its V.
+                    consumer.turns.wait();
+                    consumer.turns.pass();
+                    self.shared.v_gates.wait_full(consumer.v_state);
+                    self.shared.v_gates.release(consumer.v_state);
+                    consumer.v_state.advance();
+                }
                 let mask = M::new(forward.causal_offset);
                 let bounds = Bounds { mask, first_row, seqlen_k: forward.seqlen_k as i32 };
 
@@ -149,11 +167,13 @@ where
     unsafe fn next_queries(
         &self,
         consumer: &mut Consumer<CONSUMERS, STAGES, Q_STAGES, S, P, O, Q>,
-    ) -> Option<WorkTile> {
+    ) -> Option<Work> {
         // SAFETY: the rings are initialised and the states this warpgroup's own.
         unsafe {
-            let tile = self.next_tile::<true>(&mut consumer.tile_state);
-            if tile.is_some() {
+            let work = self
+                .next_tile::<true>(&mut consumer.tile_state)
+                .map(|tile| self.own_work(tile, consumer.index));
+            if let Some(work) = work {
                 self.shared.q_gates.wait_full(consumer.q_state);
                 if Q > 0 {
                     let q_tile = self.shared.q.at(consumer.q_state.stage * CONSUMERS + consumer.index);
@@ -168,9 +188,28 @@ where
                     consumer.q_state.advance();
                 }
                 self.shared.k_gates.wait_full(consumer.k_state);
+                if work.skips_last {
+                    self.shared.k_gates.release(consumer.k_state);
+                    consumer.k_state.advance();
+                    self.shared.k_gates.wait_full(consumer.k_state);
+                }
             }
-            tile
+            work
         }
+    }
+
+    /// What of a tile is warpgroup `index`'s: below a causal mask's diagonal its rows may end a block sooner.
+    ///
+    /// More than one block it does not skip: it would then wait, out of turn, for a buffer that others have yet to leave.
+    #[inline(always)]
+    fn own_work(&self, tile: WorkTile, index: u32) -> Work {
+        let blocks = self.key_blocks(tile);
+        if !matches!(M::KIND, MaskKind::Causal) || BLOCK_N >= CONSUMERS * WARPGROUP_ROWS {
+            return Work { tile, blocks, skips_last: false };
+        }
+        let own = self.blocks_of_rows((tile.block_m * CONSUMERS + index) * WARPGROUP_ROWS, WARPGROUP_ROWS);
+        let end = own.end.max(blocks.end - 1);
+        Work { tile, blocks: BlockRange { full: own.full, end }, skips_last: end < blocks.end }
     }
 
     /// A tile's first block of scores becomes weights; the output starts at zero.
@@ -190,10 +229,13 @@ where
         self.adjust_scores(consumer, n, masked, bounds);
         let scale = if X::IDENTITY { self.params.forward.scale } else { 1.0 };
         consumer.softmax = OnlineSoftmax::new(scale * core::f32::consts::LOG2_E);
-        consumer.softmax.look_at(&mut consumer.s_frag);
+        // Nothing to rescale yet.
+        consumer.softmax.look_at::<true, S>(&mut consumer.s_frag);
         consumer.softmax.weigh(&mut consumer.s_frag, 0, S);
+        consumer.softmax.add_block();
         consumer.p_frag = fragment::pack::<T, S, P>(&consumer.s_frag);
         consumer.o_frag = [0.0; O];
+        consumer.rescale = Rescale::NONE;
     }
 
     /// Block `n`: its scores, beside the output's share of the block before; then its weights.
@@ -215,12 +257,17 @@ where
             consumer.s_frag.wait::<1, 0>();
             self.leave_keys(consumer, n);
             self.adjust_scores(consumer, n, MASKED, bounds);
-            let rescale = consumer.softmax.look_at(&mut consumer.s_frag);
-            consumer.softmax.weigh(&mut consumer.s_frag, 0, S / 16 * WEIGHTS_BEFORE_WAIT);
-            rescale.wait_and_apply(&mut consumer.o_frag);
+            let growth = consumer.softmax.look_at::<MASKED, S>(&mut consumer.s_frag);
+            consumer.softmax.weigh(&mut consumer.s_frag, 0, Self::WEIGHTS_BEFORE_WAIT);
+            consumer.rescale = if Self::RESCALE_AT_ONCE {
+                consumer.softmax.wait_and_rescale::<true, O>(growth, &mut consumer.o_frag)
+            } else {
+                consumer.softmax.wait_and_rescale::<false, O>(growth, &mut consumer.o_frag)
+            };
             self.shared.v_gates.release(consumer.v_state);
             consumer.v_state.advance();
-            consumer.softmax.weigh(&mut consumer.s_frag, S / 16 * WEIGHTS_BEFORE_WAIT, S);
+            consumer.softmax.weigh(&mut consumer.s_frag, Self::WEIGHTS_BEFORE_WAIT, S);
+            consumer.softmax.add_block();
             consumer.p_frag = fragment::pack::<T, S, P>(&consumer.s_frag);
         }
     }
@@ -278,10 +325,14 @@ where
         wgmma::commit_group();
     }
 
-    /// Starts `O += P V` of the block whose V is next, as one group.
+    /// Starts `O += P V` of the block whose V is next, as one group. The output's factors are applied here, while the
+    /// tensor cores are at the scores.
     #[inline(always)]
     unsafe fn start_output(&self, consumer: &mut Consumer<CONSUMERS, STAGES, Q_STAGES, S, P, O, Q>) {
         let v_tile = self.shared.v.at(consumer.v_state.stage);
+        if !Self::RESCALE_AT_ONCE {
+            consumer.rescale.apply(&mut consumer.o_frag);
+        }
         wgmma::fence();
         for step in 0..P / 4 {
             let p = fragment::operand(&consumer.p_frag, step);
