@@ -1,6 +1,7 @@
 //! What a kernel must be like to ship, read from its text and from what ptxas says.
 
 use crate::CudaArch;
+use crate::convergence;
 use crate::ptx::Module;
 use crate::ptxas::Usage;
 
@@ -42,6 +43,11 @@ pub fn entry(name: &str, text: &str) -> Vec<String> {
             "{name} keeps an array in local memory (__local_depot): index it by constants only, in plain counted loops"
         ));
     }
+    findings.extend(convergence::misplaced(text).into_iter().map(|instruction| {
+        format!(
+            "{name}: {instruction} stands where only some lanes of a warp may come: the compiler has copied or moved it"
+        )
+    }));
     findings
 }
 

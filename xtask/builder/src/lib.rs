@@ -5,6 +5,7 @@
 //! a module into one text an entry, [`check`] says what is not fit to ship.
 
 pub mod check;
+mod convergence;
 pub mod cuda;
 mod debian;
 pub mod error;
