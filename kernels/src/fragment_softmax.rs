@@ -10,13 +10,6 @@ use cuda_std::mutant;
 use cuda_std::wgmma::Accumulator;
 use cuda_std::{math, warp};
 
-/// How far, in powers of two, the scores of a row may outgrow the maximum in use before everything is rescaled.
-///
-/// Any maximum gives the same result, but with the true one a row's largest weight is exactly 1 and has no rounding
-/// error. Against a threshold of 0, this one costs 1.5 percent of accuracy and spares half of the rescaling; one of 8
-/// costs 3 percent, and 15 where few keys have most of the weight.
-const RESCALE_THRESHOLD: f32 = 0.5;
-
 /// The softmax state of the two rows of a lane (`m` and `l` of the paper). The maximum is the quad's, the sum this
 /// lane's share.
 #[derive(Clone, Copy, Debug)]
@@ -29,6 +22,8 @@ pub struct OnlineSoftmax {
     shift: [f32; 2],
     /// `scale * log2 e`: weights are powers of two of `scale_log2 * (s - max)`.
     scale_log2: f32,
+    /// How far, in powers of two, a row's scores may outgrow the maximum in use before everything is rescaled.
+    threshold: f32,
     /// Whether the tile had lanes with negative scores only.
     signed: bool,
 }
@@ -72,14 +67,19 @@ impl Rescale {
 
 impl OnlineSoftmax {
     /// Nothing seen yet: the maximum is a real -inf.
+    ///
+    /// Any maximum gives the same result, but with the true one a row's largest weight is exactly 1 and has no rounding
+    /// error. Against a `threshold` of 0, one of 0.5 costs 1.5 percent of accuracy and spares half of the rescaling; one
+    /// of 8 costs 3 percent, and 15 where few keys have most of the weight.
     #[inline(always)]
-    pub fn new(scale_log2: f32) -> Self {
+    pub fn new(scale_log2: f32, threshold: f32) -> Self {
         OnlineSoftmax {
             max: [f32::NEG_INFINITY; 2],
             sum: [0.0; 2],
             block_sum: [0.0; 2],
             shift: [0.0; 2],
             scale_log2,
+            threshold,
             signed: false,
         }
     }
@@ -118,7 +118,7 @@ impl OnlineSoftmax {
         let (mut log2_factors, mut grown) = ([0.0; 2], [false; 2]);
         for row in 0..2 {
             // False for a row that has seen no key: -inf - -inf is NaN. A NaN score is not seen here, but in the sum.
-            grown[row] = (block_max[row] - old.max[row]) * self.scale_log2 > RESCALE_THRESHOLD;
+            grown[row] = (block_max[row] - old.max[row]) * self.scale_log2 > self.threshold;
             if grown[row] {
                 self.max[row] = block_max[row];
             }

@@ -94,6 +94,9 @@ where
     /// Whether the output gets its factors as soon as its products are complete, and not in front of the next ones.
     /// The later place is 0.6 to 1.4 percent faster, except that with many columns of output it holds up the products.
     const RESCALE_AT_ONCE: bool = D > 128;
+    /// How stale a row's maximum may be, in powers of two: as much as leaves the error within 2 percent of
+    /// FlashAttention-3's in bf16 and of FlashAttention-2's in f16.
+    const RESCALE_THRESHOLD: f32 = if T::BF16 { 0.5 } else { 0.0 };
     /// How many of a block's weights are computed before the wait for the output: so long takes the product. Measured:
     /// a quarter is 1 percent faster than an eighth, except for the kernels of short sequences at d = 64, which lose 2
     /// to 5 percent by it.

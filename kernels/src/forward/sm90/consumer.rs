@@ -101,7 +101,7 @@ where
             s_frag: [0.0; S],
             p_frag: [0; P],
             o_frag: [0.0; O],
-            softmax: OnlineSoftmax::new(0.0),
+            softmax: OnlineSoftmax::new(0.0, 0.0),
             rescale: Rescale::NONE,
         };
         // SAFETY: the whole warpgroup runs this; every buffer is waited for before and released after its use.
@@ -228,7 +228,7 @@ where
         }
         self.adjust_scores(consumer, n, masked, bounds);
         let scale = if X::IDENTITY { self.params.forward.scale } else { 1.0 };
-        consumer.softmax = OnlineSoftmax::new(scale * core::f32::consts::LOG2_E);
+        consumer.softmax = OnlineSoftmax::new(scale * core::f32::consts::LOG2_E, Self::RESCALE_THRESHOLD);
         // Nothing to rescale yet.
         consumer.softmax.look_at::<true, S>(&mut consumer.s_frag);
         consumer.softmax.weigh(&mut consumer.s_frag, 0, S);
