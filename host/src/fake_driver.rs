@@ -3,8 +3,7 @@
 use flash_attention_driver::{self as driver, Code, Functions, LaunchConfig, SUCCESS};
 use flash_attention_kernels::params::{ForwardParams, Sm90Params};
 use functions::*;
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_void};
 
 /// What the driver was asked on this thread, and how it answers.
@@ -48,7 +47,6 @@ const SM90_THREADS: u32 = 384;
 
 thread_local! {
     static BOOKS: RefCell<Books> = RefCell::default();
-    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
 }
 
 /// Opens this thread's books. Room is made first, so that taking notes allocates nothing.
@@ -62,30 +60,6 @@ pub(crate) fn books<R>(read: impl FnOnce(&mut Books) -> R) -> R {
         read(books)
     })
 }
-
-/// Allocations of this thread so far.
-pub(crate) fn allocations() -> usize {
-    ALLOCATIONS.get()
-}
-
-struct Counting;
-
-// SAFETY: the system's allocator does the work.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller's promises.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promises.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
 
 /// A GPU with the figures of an H200.
 pub(crate) static DRIVER: Functions = Functions {

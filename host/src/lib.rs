@@ -44,6 +44,8 @@
 pub mod attention;
 pub mod check;
 mod counters;
+#[cfg(test)]
+mod counting_allocator;
 pub mod cpu;
 #[cfg(feature = "cust")]
 pub mod cuda;

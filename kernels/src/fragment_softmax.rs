@@ -70,7 +70,7 @@ impl OnlineSoftmax {
     ///
     /// Any maximum gives the same result, but with the true one a row's largest weight is exactly 1 and has no rounding
     /// error. Against a `threshold` of 0, one of 0.5 costs 1.5 percent of accuracy and spares half of the rescaling; one
-    /// of 8 costs 3 percent, and 15 where few keys have most of the weight.
+    /// of 8 costs 3 to 5 percent, and up to 17 where few keys have most of the weight.
     #[inline(always)]
     pub fn new(scale_log2: f32, threshold: f32) -> Self {
         OnlineSoftmax {
@@ -151,7 +151,7 @@ impl OnlineSoftmax {
     }
 
     /// Waits for the output's products, brings the sums so far to the new maxima, and returns what the output is due.
-    /// `AT_ONCE`, it gets that here.
+    /// `at_once`, it gets that here.
     ///
     /// The wait stands in both branches: within a straight stretch of code the assembler moves it up, in front of most
     /// of the exponentials, which then no longer overlap with the product.
@@ -159,10 +159,11 @@ impl OnlineSoftmax {
     /// # Safety
     /// As [`Accumulator::wait`].
     #[inline(always)]
-    pub unsafe fn wait_and_rescale<const AT_ONCE: bool, const O: usize>(
+    pub unsafe fn wait_and_rescale<const O: usize>(
         &mut self,
         growth: Growth,
         o_frag: &mut [f32; O],
+        at_once: bool,
     ) -> Rescale
     where
         [f32; O]: Accumulator,
@@ -177,7 +178,7 @@ impl OnlineSoftmax {
                     rescale.factors[row] = math::exp2(growth.log2_factors[row]);
                     self.sum[row] *= mutant!(SumNotRescaled, 1.0, rescale.factors[row]);
                 }
-                if AT_ONCE {
+                if at_once {
                     rescale.apply(o_frag);
                 }
             } else {

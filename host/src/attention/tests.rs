@@ -1,5 +1,5 @@
 use super::*;
-use crate::fake_driver::allocations;
+use crate::counting_allocator::allocations;
 use crate::problem::{DType, Strides};
 use crate::reference::{Rows, all_rows};
 use crate::{check, plain, reference};

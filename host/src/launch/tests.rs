@@ -1,5 +1,6 @@
 use super::*;
-use crate::fake_driver::{DRIVER, Map, allocations, books};
+use crate::counting_allocator::allocations;
+use crate::fake_driver::{DRIVER, Map, books};
 use crate::module::{Source, driver_functions};
 use crate::plan::GpuProperties;
 use crate::plan::tests::{H200, TABLE};

@@ -1,17 +1,19 @@
 //! What a warm call costs the caller: no allocation, nothing loaded, no wait.
 
 use super::{FAMILIES, gpu};
+use counting_allocator::allocations;
 use flash_attention::{Attention, Causal, Family, Plan, PlanOptions, Stream, Tensor};
 use flash_attention_driver as driver;
 use half::bf16;
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::sync::OnceLock;
+
+#[path = "../../src/counting_allocator.rs"]
+mod counting_allocator;
 
 thread_local! {
     /// Calls of the driver by this thread, while somebody counts them.
     static CALLS: RefCell<Option<Vec<&'static str>>> = const { RefCell::new(None) };
-    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
 }
 
 /// Has the driver's calls counted from now on; comes before the first use of the GPU.
@@ -27,32 +29,13 @@ pub fn watch_driver() {
     assert!(*WATCHED.get_or_init(|| driver::watch(note)), "somebody used the driver without gpu()");
 }
 
-struct Counting;
-
-// SAFETY: the system's allocator does the work.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller's promises.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promises.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
-
 /// What `work` asks of the driver, and how often it allocates.
 fn count(work: impl FnOnce()) -> (Vec<&'static str>, usize) {
     CALLS.set(Some(Vec::with_capacity(256)));
-    let before = ALLOCATIONS.get();
+    let before = allocations();
     work();
-    let allocations = ALLOCATIONS.get() - before;
-    (CALLS.take().expect("set above"), allocations)
+    let allocated = allocations() - before;
+    (CALLS.take().expect("set above"), allocated)
 }
 
 /// What a launch asks of the driver, apart from the context.

@@ -200,7 +200,8 @@ where
 
     /// What of a tile is warpgroup `index`'s: below a causal mask's diagonal its rows may end a block sooner.
     ///
-    /// More than one block it does not skip: it would then wait, out of turn, for a buffer that others have yet to leave.
+    /// A block as wide as the tile is tall all warpgroups need, unless the sequences' lengths put the diagonal at an odd
+    /// place. More than one block it does not skip: it would then wait, out of turn, for a buffer that others have yet to leave.
     #[inline(always)]
     fn own_work(&self, tile: WorkTile, index: u32) -> Work {
         let blocks = self.key_blocks(tile);
@@ -259,11 +260,8 @@ where
             self.adjust_scores(consumer, n, MASKED, bounds);
             let growth = consumer.softmax.look_at::<MASKED, S>(&mut consumer.s_frag);
             consumer.softmax.weigh(&mut consumer.s_frag, 0, Self::WEIGHTS_BEFORE_WAIT);
-            consumer.rescale = if Self::RESCALE_AT_ONCE {
-                consumer.softmax.wait_and_rescale::<true, O>(growth, &mut consumer.o_frag)
-            } else {
-                consumer.softmax.wait_and_rescale::<false, O>(growth, &mut consumer.o_frag)
-            };
+            let o_frag = &mut consumer.o_frag;
+            consumer.rescale = consumer.softmax.wait_and_rescale(growth, o_frag, Self::RESCALE_AT_ONCE);
             self.shared.v_gates.release(consumer.v_state);
             consumer.v_state.advance();
             consumer.softmax.weigh(&mut consumer.s_frag, Self::WEIGHTS_BEFORE_WAIT, S);
