@@ -1,4 +1,5 @@
 mod edges;
+mod modifiers;
 
 use super::*;
 use crate::problem::{Causal, Window};
@@ -39,6 +40,8 @@ struct Wish {
     sink: bool,
     /// Which dimensions of the bias and the mask are whole.
     bias: Option<[bool; 4]>,
+    /// Whether the bias is of the type of Q, else f32.
+    own_bias: bool,
     mask: Option<[bool; 4]>,
     /// None, padded, packed.
     lengths: usize,
@@ -51,9 +54,18 @@ fn wishes() -> impl Strategy<Value = Wish> {
     let whole = || proptest::option::weighted(0.3, any::<[bool; 4]>());
     let sizes = (0usize..3, 0usize..90, 0usize..250, 1usize..3, 1usize..4, (1usize..20, 1usize..20));
     let scores =
-        (causal, (side(), side()), proptest::option::weighted(0.3, 0.2f32..30.0), any::<[bool; 2]>());
+        (causal, (side(), side()), proptest::option::weighted(0.3, 0.2f32..30.0), any::<[bool; 3]>());
     (sizes, scores, whole(), whole(), any::<[u8; 4]>(), 0usize..4, 0.01f32..1.5, any::<u64>()).prop_map(
-        |(sizes, (causal, window, softcap, [alibi, sink]), bias, mask, layouts, lengths, scale, seed)| Wish {
+        |(
+            sizes,
+            (causal, window, softcap, [alibi, sink, own_bias]),
+            bias,
+            mask,
+            layouts,
+            lengths,
+            scale,
+            seed,
+        )| Wish {
             batch: sizes.0,
             seqlen_q: sizes.1,
             seqlen_k: sizes.2,
@@ -68,6 +80,7 @@ fn wishes() -> impl Strategy<Value = Wish> {
             alibi,
             sink,
             bias,
+            own_bias,
             mask,
             lengths: lengths.saturating_sub(1),
             seed,
@@ -119,6 +132,32 @@ impl<T: Element> Tensor<T> {
     }
 }
 
+/// The memory of a [`Bias`].
+enum OwnedBias {
+    F32(Array4<f32>),
+    F16(Array4<f16>),
+    Bf16(Array4<bf16>),
+}
+
+impl OwnedBias {
+    /// Of the type `dtype`, with the values rounded to it.
+    fn new(dtype: DType, values: Array4<f32>) -> Self {
+        match dtype {
+            DType::F32 => OwnedBias::F32(values),
+            DType::F16 => OwnedBias::F16(values.mapv(f16::from_f32)),
+            DType::Bf16 => OwnedBias::Bf16(values.mapv(bf16::from_f32)),
+        }
+    }
+
+    fn view(&self) -> Bias<'_> {
+        match self {
+            OwnedBias::F32(values) => Bias::F32(values.view()),
+            OwnedBias::F16(values) => Bias::F16(values.view()),
+            OwnedBias::Bf16(values) => Bias::Bf16(values.view()),
+        }
+    }
+}
+
 /// Owned tensors of a call.
 struct Case<T> {
     problem: Problem,
@@ -128,7 +167,7 @@ struct Case<T> {
     o_len: usize,
     alibi: Option<Vec<f32>>,
     sink: Option<Vec<f32>>,
-    bias: Option<Array4<f32>>,
+    bias: Option<OwnedBias>,
     mask: Option<Array4<bool>>,
     lengths: [Option<Vec<i32>>; 4],
 }
@@ -213,10 +252,11 @@ impl<T: Element> Case<T> {
             alibi,
             sink,
             bias: w.bias.filter(|_| !packed).map(|flags| {
-                Array4::from_shape_fn(dim(flags), |_| match noise.below(5) {
+                let values = Array4::from_shape_fn(dim(flags), |_| match noise.below(5) {
                     0 => f32::NEG_INFINITY,
                     _ => 2.0 * noise.next(),
-                })
+                });
+                OwnedBias::new(if w.own_bias { T::DTYPE } else { DType::F32 }, values)
             }),
             mask: w.mask.filter(|_| !packed).map(|flags| {
                 // Long runs of false, so that whole blocks are masked.
@@ -233,7 +273,7 @@ impl<T: Element> Case<T> {
             self.lengths.each_ref().map(|l| l.as_deref());
         Extras {
             alibi_slopes: self.alibi.as_deref(),
-            bias: self.bias.as_ref().map(|bias| Bias::F32(bias.view())),
+            bias: self.bias.as_ref().map(OwnedBias::view),
             mask: self.mask.as_ref().map(|mask| mask.view()),
             sink: self.sink.as_deref(),
             lengths_q,

@@ -2,7 +2,7 @@
 
 use super::*;
 
-fn wish() -> Wish {
+pub(super) fn wish() -> Wish {
     Wish {
         batch: 2,
         seqlen_q: 70,
@@ -18,6 +18,7 @@ fn wish() -> Wish {
         alibi: true,
         sink: false,
         bias: None,
+        own_bias: false,
         mask: None,
         lengths: 0,
         seed: 7,
