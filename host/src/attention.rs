@@ -286,7 +286,7 @@ impl<'a, T: Element> Attention<'a, T> {
         ];
         match given.iter().find(|(_, given)| *given) {
             Some((what, _)) => {
-                Err(Error::unavailable(format!("no GPU kernel takes {what} yet"), "use the CPU device"))
+                Err(Error::unavailable_on_gpu(format!("no GPU kernel takes {what} yet"), "leave it out"))
             }
             None => Ok(()),
         }

@@ -56,9 +56,10 @@ pub unsafe fn view_mut<'a, T: Element, B: DeviceCopy>(
 /// cust's error as this library's.
 pub fn error(call: &'static str, why: CudaError) -> Error {
     match why {
-        CudaError::NoDevice | CudaError::NotInitialized => {
-            Error::unavailable(format!("no NVIDIA driver found: {call} gives {why:?}"), "use the CPU device")
-        }
+        CudaError::NoDevice | CudaError::NotInitialized => Error::unavailable_on_gpu(
+            format!("no NVIDIA driver found: {call} gives {why:?}"),
+            "install the NVIDIA driver",
+        ),
         _ => Error::Driver {
             call,
             code: why as i32,
@@ -80,7 +81,7 @@ mod tests {
             Err(why) => {
                 assert_eq!(why, CudaError::NoDevice);
                 let message = error("cuInit", why).to_string();
-                assert_eq!(message, "no NVIDIA driver found: cuInit gives NoDevice; use the CPU device");
+                insta::assert_snapshot!(message, @"no NVIDIA driver found: cuInit gives NoDevice; install the NVIDIA driver, or use the CPU device");
             }
         }
     }

@@ -160,9 +160,9 @@ impl Gpu {
         // SAFETY: a place for the answer.
         check(driver, "cuDeviceGetCount", unsafe { (driver.cuDeviceGetCount)(&mut count) })?;
         if ordinal >= count as usize {
-            return Err(Error::unavailable(
+            return Err(Error::unavailable_on_gpu(
                 format!("there is no GPU number {ordinal}, the driver shows {count}"),
-                "use another ordinal or the CPU device",
+                "use another ordinal",
             ));
         }
         let (mut device, mut name, mut context) = (0, [0; 128], std::ptr::null_mut());
@@ -391,6 +391,48 @@ mod tests {
         let message = Stream::new(Device::Cuda(4096)).unwrap_err().to_string();
         let known = ["no NVIDIA driver found: ", "the NVIDIA driver ", "there is no GPU number 4096"];
         assert!(known.iter().any(|start| message.starts_with(start)), "{message}");
+    }
+
+    /// In the environment of the process that looks at the overrides: the answer that it has to give.
+    const EXPECTED: &str = "FLASH_ATTENTION_TEST_OVERRIDES";
+
+    /// In processes of their own, because a variable belongs to the whole process.
+    #[test]
+    fn the_environment_overrides_device_and_kernel() {
+        if let Ok(expected) = std::env::var(EXPECTED) {
+            let words = |e: Error| e.to_string();
+            let device = Device::auto().map_or_else(words, |device| device.to_string());
+            let kernel =
+                kernel_override().map_or_else(words, |family| family.map_or("auto", Family::name).to_owned());
+            assert_eq!(format!("{device} | {kernel}"), expected);
+            return;
+        }
+        let (_, path) = concat!(module_path!(), "::the_environment_overrides_device_and_kernel")
+            .split_once("::")
+            .expect("the crate's name comes first");
+        for (device, kernel, expected) in [
+            ("cpu", "", "cpu | auto"),
+            ("cuda:3", "auto", "cuda:3 | auto"),
+            ("cuda", "tiled", "cuda:0 | tiled"),
+            (
+                "gpu",
+                "sm70",
+                "device is gpu, but must be cpu, cuda or cuda:N; leave it out for auto | kernel is sm70, but must \
+                 be standard, tiled, sm80 or sm90; leave it out for the plan's choice",
+            ),
+        ] {
+            let child = std::process::Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", path])
+                .envs([
+                    ("FLASH_ATTENTION_DEVICE", device),
+                    ("FLASH_ATTENTION_KERNEL", kernel),
+                    (EXPECTED, expected),
+                ])
+                .output()
+                .unwrap();
+            let said = String::from_utf8_lossy(&child.stdout);
+            assert!(child.status.success() && said.contains("1 passed"), "{device}, {kernel}: {said}");
+        }
     }
 
     #[test]

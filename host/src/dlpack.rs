@@ -446,6 +446,9 @@ unsafe fn read(tensor: &RawTensor) -> Result<Layout> {
             return Err(Error::invalid("ndim", other, limit, "reshape the tensor"));
         }
     };
+    if tensor.shape.is_null() {
+        return Err(Error::invalid("shape", "NULL", "must point to the sizes", "check the exporter"));
+    }
     // SAFETY: the arrays hold `ndim` numbers by the caller's promise.
     let sizes = unsafe { std::slice::from_raw_parts(tensor.shape, ndim) };
     let mut shape = [1; 4];
@@ -475,16 +478,23 @@ unsafe fn read(tensor: &RawTensor) -> Result<Layout> {
         let remedy = "make the tensor contiguous in its last dimension";
         return Err(Error::invalid("stride of the last dimension", strides[3], "must be 1", remedy));
     }
-    let address = (tensor.data as u64).wrapping_add(tensor.byte_offset);
-    if address == 0 && !shape.contains(&0) {
+    if tensor.data.is_null() && !shape.contains(&0) {
         return Err(Error::invalid("data", "NULL", "must point to the elements", "check the exporter"));
     }
+    let address = (tensor.data as u64).wrapping_add(tensor.byte_offset);
     if !address.is_multiple_of(dtype.size() as u64) {
         let limit = format!("must be a multiple of {}, the size of {}", dtype.size(), dtype.name());
         return Err(Error::invalid("data", format!("{address:#x}"), limit, "copy the tensor"));
     }
     let strides = Strides { batch: strides[0], seq: strides[1], head: strides[2] };
-    Ok(Layout { address, device, dtype, shape, strides })
+    let layout = Layout { address, device, dtype, shape, strides };
+    // No slice of Rust is larger than this.
+    let bytes = layout.extent().saturating_mul(dtype.size());
+    if bytes > isize::MAX as usize || address.checked_add(bytes as u64).is_none() {
+        let value = format!("{shape:?} with {strides:?}");
+        return Err(Error::invalid("shape", value, "must fit in memory", "check the exporter"));
+    }
+    Ok(layout)
 }
 
 /// Row-major strides without gaps.

@@ -59,7 +59,7 @@ pub fn ptx(name: &str) -> Result<Vec<u8>> {
             true => format!("kernel {name} is not in this build, which was made without compiled kernels"),
             false => format!("kernel {name} is not in this build, which has {} others", TABLE.len()),
         };
-        Error::unavailable(what, "run `cargo xtask build-ptx` and build again, or use the CPU device")
+        Error::unavailable_on_gpu(what, "run `cargo xtask build-ptx` and build again")
     })
 }
 

@@ -5,6 +5,10 @@ use flash_attention_driver::{Code, Functions, NoDriver};
 /// Result of this library's calls.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// How the way out of an [`Error::Unavailable`] ends where another one is the CPU device. A caller that has none, such
+/// as the C library, leaves this off.
+pub const OR_USE_THE_CPU: &str = ", or use the CPU device";
+
 /// Why a call did not start, or what the driver said.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -61,6 +65,11 @@ impl Error {
         Error::Unavailable { what: what.into(), remedy: remedy.into() }
     }
 
+    /// As [`Error::unavailable`], where the CPU device is a way out too.
+    pub(crate) fn unavailable_on_gpu(what: impl Into<String>, remedy: &str) -> Self {
+        Error::unavailable(what, format!("{remedy}{OR_USE_THE_CPU}"))
+    }
+
     /// What the driver said about `call`, with what usually helps.
     pub(crate) fn driver(driver: &Functions, call: &'static str, code: Code) -> Self {
         let hint = match code {
@@ -84,7 +93,12 @@ impl Error {
 
     /// Why there are no driver functions to call.
     pub(crate) fn no_driver(why: NoDriver) -> Self {
-        Error::unavailable(why.to_string(), "use the CPU device")
+        let remedy = match why {
+            NoDriver::NotFound(_) => "install the NVIDIA driver",
+            NoDriver::TooOld(_) => "update the driver",
+            NoDriver::NotStarted { .. } => "see what nvidia-smi says",
+        };
+        Error::unavailable_on_gpu(why.to_string(), remedy)
     }
 
     /// Puts the log of the driver's compiler into the description.
@@ -95,5 +109,40 @@ impl Error {
             *text = format!("{text}: {}", log.trim());
         }
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake_driver::DRIVER;
+    use flash_attention_driver as driver;
+
+    /// The driver's words are those of the tests' driver whatever the code; the way out is the code's own.
+    #[test]
+    fn what_the_driver_refuses_has_call_code_name_text_and_a_way_out() {
+        let message = |code| Error::driver(&DRIVER, "cuLaunchKernelEx", code).to_string();
+        insta::assert_snapshot!(message(driver::ERROR_OUT_OF_MEMORY), @"cuLaunchKernelEx failed: CUDA_ERROR_INVALID_IMAGE (2): device kernel image is invalid; free device memory or use smaller tensors");
+        insta::assert_snapshot!(message(driver::ERROR_INVALID_CONTEXT), @"cuLaunchKernelEx failed: CUDA_ERROR_INVALID_IMAGE (201): device kernel image is invalid; make a context of this process current");
+        insta::assert_snapshot!(message(driver::ERROR_NO_BINARY_FOR_GPU), @"cuLaunchKernelEx failed: CUDA_ERROR_INVALID_IMAGE (209): device kernel image is invalid; update the NVIDIA driver");
+        insta::assert_snapshot!(message(driver::ERROR_ILLEGAL_ADDRESS), @"cuLaunchKernelEx failed: CUDA_ERROR_INVALID_IMAGE (700): device kernel image is invalid; an earlier kernel of this context read or wrote memory it does not own; check pointers, shapes and strides, or run under compute-sanitizer");
+        insta::assert_snapshot!(message(1), @"cuLaunchKernelEx failed: CUDA_ERROR_INVALID_IMAGE (1): device kernel image is invalid; the driver's documentation of the call lists its causes");
+    }
+
+    #[test]
+    fn the_log_of_the_drivers_compiler_joins_its_text() {
+        let error = Error::driver(&DRIVER, "cuModuleLoadDataEx", 200);
+        assert_eq!(error.clone().with_log(" \n"), error);
+        insta::assert_snapshot!(error.with_log("ptxas fatal: line 3\n"), @"cuModuleLoadDataEx failed: CUDA_ERROR_INVALID_IMAGE (200): device kernel image is invalid: ptxas fatal: line 3; the driver's documentation of the call lists its causes");
+    }
+
+    #[test]
+    fn a_driver_that_is_missing_too_old_or_broken_names_the_way_out() {
+        let message = |why| Error::no_driver(why).to_string();
+        let library = "libcuda.so.1: cannot open shared object file: No such file or directory";
+        insta::assert_snapshot!(message(NoDriver::NotFound(library.into())), @"no NVIDIA driver found: libcuda.so.1: cannot open shared object file: No such file or directory; install the NVIDIA driver, or use the CPU device");
+        insta::assert_snapshot!(message(NoDriver::TooOld("cuTensorMapEncodeTiled")), @"the NVIDIA driver is too old (CUDA 12 is needed): it has no cuTensorMapEncodeTiled; update the driver, or use the CPU device");
+        let broken = NoDriver::NotStarted { code: 999, name: "CUDA_ERROR_UNKNOWN".into() };
+        insta::assert_snapshot!(message(broken), @"the NVIDIA driver does not start: cuInit gives CUDA_ERROR_UNKNOWN (999); see what nvidia-smi says, or use the CPU device");
     }
 }

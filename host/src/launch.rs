@@ -52,7 +52,8 @@ pub struct Addresses {
 ///   problem's shape and strides reach, until `stream` has run the work; nobody writes the inputs or touches the
 ///   outputs in between.
 /// - `stream` is null or a stream of the current context.
-/// - Where the call is captured: of all instances of the graph at most one runs at a time (they share this launch's
+/// - Where the call is captured: the memory is there for as long as the graph may be launched, and for each launch the
+///   same holds as for a call; of all instances of the graph at most one runs at a time (they share this launch's
 ///   work counter), and, if the family is `standard`, no other call of that family in this context at the same time
 ///   (they share the workspace).
 pub unsafe fn forward(

@@ -28,6 +28,9 @@
 //! A launch returns before the work is done. With tensors that this library owns all is safe: dropping one waits for
 //! the device. What lets memory or streams of others in is unsafe, because nobody here can keep them alive until the
 //! work is done: [`TensorView::from_raw`], [`TensorViewMut::from_raw`], [`Attention::run_on`] and [`launch::forward`].
+//! So is capturing a [`Stream`] in a graph, by the driver's own functions: the graph holds addresses only, and a tensor
+//! that is dropped waits for the work in streams, not for launches of a graph that are still to come. What else a
+//! captured call asks for is said at [`launch::forward`].
 //!
 //! # Environment
 //!
@@ -60,6 +63,8 @@ mod fake_driver;
 pub mod heuristics;
 pub mod launch;
 mod layout;
+#[cfg(test)]
+mod listener;
 mod module;
 pub mod plain;
 pub mod plan;

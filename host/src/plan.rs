@@ -162,11 +162,11 @@ impl Plan {
         only_cpu(problem)?;
         let (major, minor) = gpu.capability;
         if gpu.capability < (8, 0) {
-            return Err(Error::unavailable(
+            return Err(Error::unavailable_on_gpu(
                 format!(
                     "this GPU has compute capability {major}.{minor}, but the kernels need 8.0 or higher"
                 ),
-                USE_CPU,
+                "use a newer GPU",
             ));
         }
         if let Some(family) = options.kernel {
@@ -189,7 +189,8 @@ impl Plan {
         }
         let reasons: Vec<String> =
             refused.iter().flatten().map(|(family, why)| format!("{} {why}", family.name())).collect();
-        Err(Error::unavailable(format!("no kernel can run this problem ({})", reasons.join("; ")), USE_CPU))
+        let what = format!("no kernel can run this problem ({})", reasons.join("; "));
+        Err(Error::unavailable_on_gpu(what, "change what the reasons name"))
     }
 
     /// Bytes of device memory that a call of `problem` needs beside its tensors: the matrix of scores for `standard`,
@@ -222,16 +223,14 @@ impl fmt::Display for Plan {
     }
 }
 
-const USE_CPU: &str = "use the CPU device";
-
 /// Refuses what only the CPU device computes so far.
 fn only_cpu(problem: &Problem) -> Result<()> {
     let what = match problem {
-        Problem { window, .. } if *window != Window::default() => "sliding windows",
+        Problem { window, .. } if *window != Window::default() => "a sliding window",
         Problem { softcap: Some(_), .. } => "softcap",
         _ => return Ok(()),
     };
-    Err(Error::unavailable(format!("no GPU kernel has {what} yet"), USE_CPU))
+    Err(Error::unavailable_on_gpu(format!("no GPU kernel has {what} yet"), "leave it out"))
 }
 
 /// The family's kernel with the smallest tile that holds the problem.

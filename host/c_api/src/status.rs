@@ -6,6 +6,7 @@ use std::ffi::{CStr, CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use library::Error;
+use library::error::OR_USE_THE_CPU;
 
 /// What a function of this library returns, as a plain 32-bit integer. Later versions may add codes: treat every
 /// value but 0 as a failure.
@@ -34,7 +35,7 @@ pub fn guarded(body: impl FnOnce() -> Result<(), Error>) -> Status {
     // The body owns nothing that outlives it, so nothing half-changed is seen after a panic.
     let (status, text) = match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => (Status::Ok, None),
-        Ok(Err(error)) => (status_of(&error), Some(error.to_string())),
+        Ok(Err(error)) => (status_of(&error), Some(text_of(&error))),
         Err(payload) => (Status::Internal, Some(format!("internal error: {}", panic_text(payload)))),
     };
     let text = text.map(|text| CString::new(text.replace('\0', "\\0")).unwrap_or_default());
@@ -49,6 +50,12 @@ pub fn last_error() -> *const c_char {
     LAST_ERROR
         .try_with(|last| last.borrow().as_ref().map_or(NONE.as_ptr(), |text| text.as_ptr()))
         .unwrap_or(NONE.as_ptr())
+}
+
+/// The error in words, without the CPU device as a way out: it is the Rust library's only.
+fn text_of(error: &Error) -> String {
+    let text = error.to_string();
+    text.strip_suffix(OR_USE_THE_CPU).map(str::to_owned).unwrap_or(text)
 }
 
 fn status_of(error: &Error) -> Status {
@@ -94,6 +101,12 @@ mod tests {
         let unavailable = Error::Unavailable { what: "no\0driver".into(), remedy: "install one".into() };
         assert_eq!(guarded(|| Err(unavailable)), Status::Unavailable);
         assert_eq!(last_text(), "no\\0driver; install one");
+        let no_kernel = Error::Unavailable {
+            what: "no GPU kernel has softcap yet".into(),
+            remedy: format!("leave it out{OR_USE_THE_CPU}"),
+        };
+        assert_eq!(guarded(|| Err(no_kernel)), Status::Unavailable);
+        assert_eq!(last_text(), "no GPU kernel has softcap yet; leave it out");
         let driver = Error::Driver {
             call: "cuLaunchKernelEx",
             code: 700,

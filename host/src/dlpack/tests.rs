@@ -167,8 +167,33 @@ fn what_attention_cannot_use_is_named() {
     );
     let ndim = change(|tensor| tensor.ndim = 2);
     assert!(ndim.starts_with("ndim is 2, but must be 4"), "{ndim}");
-    let data = change(|tensor| tensor.data = std::ptr::null_mut());
-    assert!(data.starts_with("data is NULL"), "{data}");
+    for ndim in [-1, 0, 5, i32::MIN, i32::MAX] {
+        let mut foreign = Foreign::new(&[1, 5, 3, 8], None);
+        foreign.managed.tensor.ndim = ndim;
+        assert!(foreign.error().starts_with(&format!("ndim is {ndim}, but must be 4")));
+    }
+    let no_shape = change(|tensor| tensor.shape = std::ptr::null_mut());
+    assert_eq!(no_shape, "shape is NULL, but must point to the sizes; check the exporter");
+    let gpu = change(|tensor| tensor.device = RawDevice { device_type: CUDA, device_id: -1 });
+    assert!(gpu.starts_with("device is (type 2, id -1)"), "{gpu}");
+    for (shape, strides) in [
+        (&[1 << 40, 1 << 20, 3, 8], None),
+        (&[2, 5, 3, 8], Some(&[i64::MAX, 24, 8, 1])),
+        (&[i64::MAX, 5, 3, 8], Some(&[120, 24, 8, 1])),
+    ] as [(&[i64], Option<&[i64]>); 3]
+    {
+        let huge = Foreign::new(shape, strides).error();
+        assert!(huge.starts_with(&format!("shape is [{}, ", shape[0])), "{huge}");
+        assert!(huge.ends_with("but must fit in memory; check the exporter"), "{huge}");
+    }
+    let mut wrapping = Foreign::new(&[1, 5, 3, 8], None);
+    wrapping.managed.tensor.byte_offset = (-4096i64 - 64) as u64;
+    assert!(wrapping.error().ends_with("but must fit in memory; check the exporter"));
+    let data = change(|tensor| {
+        tensor.data = std::ptr::null_mut();
+        tensor.byte_offset = 64;
+    });
+    assert_eq!(data, "data is NULL, but must point to the elements; check the exporter");
     let negative = Foreign::new(&[2, 5, 3, 8], Some(&[-120, 24, 8, 1])).error();
     assert!(negative.starts_with("stride is -120, but must not be negative"), "{negative}");
     let gaps = Foreign::new(&[2, 5, 3, 8], Some(&[240, 48, 16, 2])).error();

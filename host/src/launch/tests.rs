@@ -1,6 +1,7 @@
 use super::*;
 use crate::counting_allocator::allocations;
 use crate::fake_driver::{DRIVER, Map, books};
+use crate::listener::listen_to;
 use crate::module::{Source, driver_functions};
 use crate::plan::GpuProperties;
 use crate::plan::tests::{H200, TABLE};
@@ -43,7 +44,7 @@ fn without_a_driver_or_a_context_the_call_says_so() {
         Ok(_) => assert!(error.starts_with("no CUDA context is current on this thread"), "{error}"),
         Err(_) => {
             assert!(error.starts_with("no NVIDIA driver found: "), "{error}");
-            assert!(error.ends_with("; use the CPU device"), "{error}");
+            assert!(error.ends_with("; install the NVIDIA driver, or use the CPU device"), "{error}");
         }
     }
 }
@@ -229,4 +230,26 @@ fn more_tiles_than_a_grid_has_are_refused() {
     let gpu = GpuProperties { ..H200 };
     let plan = Plan::among(|| TABLE.iter(), &problem, &gpu, &PlanOptions::default()).unwrap();
     insta::assert_snapshot!(tiles(&plan.entry, &problem).unwrap_err(), @"batch * heads * seqlen_q is 4294967296 tiles, but a launch has at most 2147483647; split the batch");
+}
+
+/// The first call of a kind tells of its plan, the loaded kernel and the launch; the next one of plan and launch only.
+#[test]
+fn a_call_tells_its_plan_what_it_loads_and_its_launch() {
+    let (context, problem) = (context(), Problem::new(DType::F32, 2, 300, 4, 64));
+    let call = || {
+        listen_to(tracing::Level::DEBUG, || {
+            // SAFETY: nothing runs on the driver of the tests.
+            unsafe { forward_in(&context, &problem, &ADDRESSES, None, STREAM) }.unwrap();
+        })
+    };
+    let said = call();
+    let [planned, loaded, launched] = said.as_slice() else { panic!("{said:?}") };
+    assert!(planned.starts_with("DEBUG message=planned plan=tiled_f32_d64_full: tiles of "), "{planned}");
+    assert!(planned.contains("; sm90: has no kernel for f32 \u{2192} tiled"), "{planned}");
+    let (loaded, elapsed) = loaded.rsplit_once(" elapsed=").unwrap();
+    insta::assert_snapshot!(loaded, @r#"INFO message=loaded a kernel kernel="tiled_f32_d64_full" from="PTX""#);
+    assert!(elapsed.ends_with('s'), "{elapsed}");
+    insta::assert_snapshot!(launched, @r#"DEBUG message=launched kernel="tiled_f32_d64_full" grid=40 threads=128"#);
+    let again = call();
+    assert_eq!(again, [planned.clone(), launched.clone()]);
 }

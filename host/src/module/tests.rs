@@ -2,8 +2,8 @@ mod gpu;
 
 use super::*;
 use crate::fake_driver::{DRIVER, books};
+use crate::listener::listen;
 use crate::plan::tests::TABLE;
-use std::sync::Arc;
 
 fn entry(name: &str) -> &'static Entry {
     TABLE.iter().find(|entry| entry.name == name).unwrap()
@@ -11,44 +11,6 @@ fn entry(name: &str) -> &'static Entry {
 
 fn loads() -> usize {
     books(|books| books.calls.iter().filter(|&&call| call == "cuModuleLoadDataEx").count())
-}
-
-/// What the library says on this thread during `work`, one line an event.
-fn listen(work: impl FnOnce()) -> Vec<String> {
-    let said = Arc::new(Mutex::new(Vec::new()));
-    tracing::subscriber::with_default(Listener(said.clone()), work);
-    std::mem::take(&mut *said.lock().unwrap())
-}
-
-struct Listener(Arc<Mutex<Vec<String>>>);
-
-impl tracing::Subscriber for Listener {
-    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        *metadata.level() <= tracing::Level::INFO
-    }
-
-    fn event(&self, event: &tracing::Event<'_>) {
-        struct Line(String);
-
-        impl tracing::field::Visit for Line {
-            fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
-                self.0 += &format!(" {field}={value:?}");
-            }
-        }
-
-        let mut line = Line(event.metadata().level().to_string());
-        event.record(&mut line);
-        self.0.lock().unwrap().push(line.0);
-    }
-
-    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-        tracing::span::Id::from_u64(1)
-    }
-
-    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-    fn enter(&self, _: &tracing::span::Id) {}
-    fn exit(&self, _: &tracing::span::Id) {}
 }
 
 /// Both kinds of code for every kernel.

@@ -101,7 +101,7 @@ fn shared_memory_decides_between_tiles_and_families() {
     assert_eq!(plan(&problem(DType::Bf16, 128), &RTX4090).unwrap().entry.name, "sm80_bf16_d128_full_small");
     insta::assert_snapshot!(words(plan(&problem(DType::Bf16, 256), &RTX4090)), @"tiled_bf16_d256_full: tiles of 128 x 64, 2 stages, 256 threads, 98304 bytes of shared memory; sm90: needs compute capability 9.0, this GPU has 8.9 → tiled; sm80: needs 163840 bytes of shared memory a block, this GPU has 101376 → tiled");
     let tiny = GpuProperties { max_shared: 1 << 10, ..A100 };
-    insta::assert_snapshot!(words(plan(&problem(DType::F32, 64), &tiny)), @"no kernel can run this problem (sm90 needs compute capability 9.0, this GPU has 8.0; sm80 has no kernel for f32; tiled needs 65536 bytes of shared memory a block, this GPU has 1024); use the CPU device");
+    insta::assert_snapshot!(words(plan(&problem(DType::F32, 64), &tiny)), @"no kernel can run this problem (sm90 needs compute capability 9.0, this GPU has 8.0; sm80 has no kernel for f32; tiled needs 65536 bytes of shared memory a block, this GPU has 1024); change what the reasons name, or use the CPU device");
 }
 
 #[test]
@@ -149,12 +149,12 @@ fn a_family_can_be_asked_for() {
 fn what_no_gpu_kernel_does_names_the_way_out() {
     let mut p = problem(DType::Bf16, 64);
     p.window = Window { left: Some(127), right: Some(0) };
-    insta::assert_snapshot!(words(plan(&p, &H200)), @"no GPU kernel has sliding windows yet; use the CPU device");
+    insta::assert_snapshot!(words(plan(&p, &H200)), @"no GPU kernel has a sliding window yet; leave it out, or use the CPU device");
     let mut p = problem(DType::Bf16, 64);
     p.softcap = Some(30.0);
-    insta::assert_snapshot!(words(plan(&p, &H200)), @"no GPU kernel has softcap yet; use the CPU device");
+    insta::assert_snapshot!(words(plan(&p, &H200)), @"no GPU kernel has softcap yet; leave it out, or use the CPU device");
     let turing = GpuProperties { capability: (7, 5), ..A100 };
-    insta::assert_snapshot!(words(plan(&problem(DType::F32, 64), &turing)), @"this GPU has compute capability 7.5, but the kernels need 8.0 or higher; use the CPU device");
+    insta::assert_snapshot!(words(plan(&problem(DType::F32, 64), &turing)), @"this GPU has compute capability 7.5, but the kernels need 8.0 or higher; use a newer GPU, or use the CPU device");
     let mut p = problem(DType::Bf16, 64);
     p.scale = -1.0;
     insta::assert_snapshot!(words(plan(&p, &H200)), @"scale is -1, but must be finite and greater than 0; leave it out for 1/sqrt(head_dim)");
