@@ -33,8 +33,8 @@ impl BlockRange {
             visible_to_all = clamp(mask.row_end(first_row), seqlen_k);
         }
         // block_n is a constant of the tile, so this divides by a constant and leaves no panic path on the device.
-        let full = visible_to_all as u32 / block_n as u32;
-        let full = mutant!(FullOneMore, full + 1, full);
+        let whole = visible_to_all as u32 / block_n as u32;
+        let full = mutant!(FullOneMore, whole + 1, whole);
         let end = mutant!(
             PartialBlockLost,
             visible as u32 / block_n as u32,

@@ -1,8 +1,7 @@
 //! `dist`: one folder that runs on a machine with a GPU and without Rust.
 
-use crate::build_ptx;
 use crate::cargo::cargo;
-use crate::project;
+use crate::{build_ptx, interop, project};
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
 use std::fs;
@@ -25,6 +24,7 @@ pub fn run(out: &Path, options: &build_ptx::Options) -> Result<()> {
     // The library's own tests, of which some want a GPU, in a program of their own.
     let units = ["test", "--no-run", "--release", "-p", "flash-attention", "--lib", messages];
     artifacts.extend(self::artifacts(&units)?.into_iter().filter(Artifact::is_of_units));
+    let cudarc = cudarc_example(options.offline)?;
 
     if out.exists() {
         // A folder that something else lives in is not this command's to empty.
@@ -40,6 +40,10 @@ pub fn run(out: &Path, options: &build_ptx::Options) -> Result<()> {
     for test in artifacts.iter().filter(|artifact| artifact.package == "flash-attention").filter(is_test) {
         copy(&test.file, &out.join("gpu-tests").join(&test.name))?;
     }
+    copy(&cudarc, &out.join("examples/cudarc"))?;
+    let c_api = project::root().join("host/c_api");
+    copy(&c_api.join("include/flash_attention.h"), &out.join("include/flash_attention.h"))?;
+    compile_c(&c_api.join("examples/forward.c"), out, &out.join("examples/c"))?;
     copy_tree(&project::ptx(), &out.join("ptx"))?;
     copy_tree(&project::root().join("host/tests/fixtures"), &out.join("tests/fixtures"))?;
     for script in fs::read_dir(project::root().join("benches"))? {
@@ -59,6 +63,30 @@ pub fn run(out: &Path, options: &build_ptx::Options) -> Result<()> {
         bytes as f64 / 1048576.0
     );
     ensure!(bytes < MAX_BYTES, "the folder is larger than {} MiB", MAX_BYTES >> 20);
+    Ok(())
+}
+
+/// Builds the example with cudarc.
+fn cudarc_example(offline: bool) -> Result<PathBuf> {
+    let mut arguments = vec!["build", "--release", "--message-format=json-render-diagnostics"];
+    let common = interop::common(offline);
+    arguments.extend(common.iter().map(String::as_str));
+    let built = artifacts(&arguments).context(interop::REMEDY)?;
+    let program = built.into_iter().find(|artifact| artifact.kind == "bin");
+    Ok(program.context("no program among what cargo built for the example with cudarc")?.file)
+}
+
+/// Compiles the C example against the header and the library in `out`.
+fn compile_c(source: &Path, out: &Path, program: &Path) -> Result<()> {
+    let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
+    let mut command = Command::new(&compiler);
+    command.args(["-std=c11", "-O1", "-o"]).arg(program).arg(source);
+    command.arg("-I").arg(out.join("include")).arg("-L").arg(out);
+    command.args(["-lflash_attention", "-ldl", "-lm", "-Wl,-rpath,$ORIGIN/.."]);
+    let status = command.status().with_context(|| {
+        format!("starting {compiler:?}; install a C compiler or name one in the variable CC")
+    })?;
+    ensure!(status.success(), "{command:?} ended with {status}");
     Ok(())
 }
 

@@ -4,6 +4,7 @@ mod build_ptx;
 mod cargo;
 mod compare;
 mod dist;
+mod interop;
 mod manifest;
 mod package_test;
 mod progress;

@@ -1,7 +1,7 @@
 //! `test`: everything that CI runs, each step with its time.
 
 use crate::cargo::cargo;
-use crate::{build_ptx, package_test, readme, tidy};
+use crate::{build_ptx, interop, package_test, readme, tidy};
 use anyhow::{Context as _, Result};
 use std::io::{BufRead as _, BufReader};
 use std::process::{Command, ExitCode, Stdio};
@@ -27,12 +27,14 @@ struct Outcome {
 pub fn run(offline: bool) -> Result<ExitCode> {
     let start = Instant::now();
     // The kernels compile on one processor, in a folder of their own; the other looks at the host's side meanwhile.
-    let looking = thread::spawn(|| {
+    let looking = thread::spawn(move || {
         vec![
             quiet("formatting", cargo(&["fmt", "--all", "--check"])),
             quiet("tidy", tidy_command()),
             quiet("lints", lints()),
             quiet("documentation", documentation()),
+            quiet("formatting of the example with cudarc", interop::formatting()),
+            with_remedy(quiet("lints of the example with cudarc", interop::lints(offline)), interop::REMEDY),
         ]
     });
     let mut outcomes = vec![step("kernels", || {
@@ -130,6 +132,12 @@ fn quiet(name: &str, mut command: Command) -> (Outcome, String) {
         }
         Err(error) => (single(name, start, false), format!("== {name}\n{error}")),
     }
+}
+
+/// A step with what to do where it failed.
+fn with_remedy((outcome, said): (Outcome, String), remedy: &str) -> (Outcome, String) {
+    let said = if outcome.failed == 0 { said } else { format!("{said}\n{remedy}") };
+    (outcome, said)
 }
 
 /// A command of the README, as it stands there.
