@@ -45,6 +45,18 @@ pub struct Attention<'a, T> {
 }
 
 /// What attention gives.
+///
+/// ```
+/// use flash_attention::{Attention, Device, Stream, Tensor};
+/// let q = Tensor::<f32>::zeros(Device::Cpu, [2, 5, 4, 8])?;
+/// let (k, v) = (Tensor::zeros(Device::Cpu, [2, 7, 2, 8])?, Tensor::zeros(Device::Cpu, [2, 7, 2, 16])?);
+/// let output = Attention::forward(&q, &k, &v).run(&Stream::new(Device::Cpu)?)?;
+/// assert_eq!(output.o.shape(), [2, 5, 4, 16]);
+/// assert_eq!(output.lse.shape(), [2, 4, 5, 1]);
+/// // Seven equal scores of 0: each row's sum of exponentials is 7.
+/// assert!((output.lse.to_vec()?[0] - 7f32.ln()).abs() < 1e-6);
+/// # Ok::<(), flash_attention::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Output<T> {
     /// O `(batch, seqlen_q, heads, head_dim_v)`, contiguous.
@@ -56,6 +68,19 @@ pub struct Output<T> {
 impl<'a, T: Element> Attention<'a, T> {
     /// Attention of Q `(batch, seqlen_q, heads, head_dim)`, K `(batch, seqlen_k, kv_heads, head_dim)` and
     /// V `(batch, seqlen_k, kv_heads, head_dim_v)`; `kv_heads` divides `heads`. Shapes are checked when it runs.
+    ///
+    /// ```
+    /// use flash_attention::{Attention, Strides, TensorView};
+    /// // The heads of a packed projection (batch, sequence, q k v, heads, dim): three views of one memory.
+    /// let (batch, seqlen, heads, dim) = (1, 6, 2, 8);
+    /// let qkv = vec![0.5f32; batch * seqlen * 3 * heads * dim];
+    /// let whole = TensorView::from_slice(&qkv, [batch, seqlen, 3 * heads, dim])?;
+    /// let strides = Strides::bshd(seqlen, 3 * heads, dim);
+    /// let part = |n: usize| whole.window(n * heads * dim, [batch, seqlen, heads, dim], strides);
+    /// let attention = Attention::forward(part(0)?, part(1)?, part(2)?);
+    /// assert_eq!(attention.problem()?.q.seq, 3 * heads * dim);
+    /// # Ok::<(), flash_attention::Error>(())
+    /// ```
     pub fn forward(
         q: impl Into<TensorView<'a, T>>,
         k: impl Into<TensorView<'a, T>>,
@@ -76,30 +101,87 @@ impl<'a, T: Element> Attention<'a, T> {
 
     /// The causal mask: `true` lets the last query see the last key ([`Causal::BottomRight`]); [`Causal::TopLeft`] is
     /// PyTorch's `is_causal`. Both are the same where Q and K are of one length.
+    ///
+    /// ```
+    /// use flash_attention::{Attention, Causal, Device, Stream, Tensor};
+    /// // One new query against three keys, whose values are 1, 2 and 3.
+    /// let q = Tensor::from_slice(Device::Cpu, &[0.0f32], [1, 1, 1, 1])?;
+    /// let k = Tensor::from_slice(Device::Cpu, &[0.0f32; 3], [1, 3, 1, 1])?;
+    /// let v = Tensor::from_slice(Device::Cpu, &[1.0f32, 2.0, 3.0], [1, 3, 1, 1])?;
+    /// let stream = Stream::new(Device::Cpu)?;
+    /// let o = |causal: Causal| Attention::forward(&q, &k, &v).causal(causal).run(&stream)?.o.to_vec();
+    /// assert_eq!(o(true.into())?, [2.0]); // It stands at the last key and sees all three.
+    /// assert_eq!(o(Causal::TopLeft)?, [1.0]); // It stands at the first key.
+    /// # Ok::<(), flash_attention::Error>(())
+    /// ```
     pub fn causal(mut self, causal: impl Into<Causal>) -> Self {
         self.causal = causal.into();
         self
     }
 
     /// The factor on `q . k`, finite and positive; `1/sqrt(head_dim)` where it is left out.
+    ///
+    /// ```
+    /// use flash_attention::{Attention, Device, Tensor};
+    /// let q = Tensor::<f32>::zeros(Device::Cpu, [1, 4, 2, 16])?;
+    /// assert_eq!(Attention::forward(&q, &q, &q).problem()?.scale, 0.25);
+    /// assert_eq!(Attention::forward(&q, &q, &q).scale(0.1).problem()?.scale, 0.1);
+    /// let error = Attention::forward(&q, &q, &q).scale(0.0).problem().unwrap_err();
+    /// assert!(error.to_string().starts_with("scale is 0, but must be finite and greater than 0"));
+    /// # Ok::<(), flash_attention::Error>(())
+    /// ```
     pub fn scale(mut self, scale: f32) -> Self {
         self.scale = Some(scale);
         self
     }
 
     /// The cap `c` on the scores, `c * tanh(s / c)`. On the CPU device only so far.
+    ///
+    /// ```
+    /// use flash_attention::{Attention, Device, Stream, Tensor};
+    /// let q = Tensor::from_slice(Device::Cpu, &[1e6f32], [1, 1, 1, 1])?;
+    /// let lse = Attention::forward(&q, &q, &q).softcap(30.0).run(&Stream::new(Device::Cpu)?)?.lse;
+    /// assert_eq!(lse.to_vec()?, [30.0]); // A score of 1e12, capped.
+    /// # Ok::<(), flash_attention::Error>(())
+    /// ```
     pub fn softcap(mut self, cap: f32) -> Self {
         self.softcap = Some(cap);
         self
     }
 
     /// The sliding window. On the CPU device only so far.
+    ///
+    /// ```
+    /// use flash_attention::{Attention, Device, Stream, Tensor, Window};
+    /// // Values 0 to 5 at six positions; a model's "window of 2" is the row's own key and the one before it.
+    /// let q = Tensor::from_slice(Device::Cpu, &[0.0f32; 6], [1, 6, 1, 1])?;
+    /// let v = Tensor::from_slice(Device::Cpu, &[0.0f32, 1.0, 2.0, 3.0, 4.0, 5.0], [1, 6, 1, 1])?;
+    /// let window = Window { left: Some(1), right: Some(0) };
+    /// let output = Attention::forward(&q, &q, &v).window(window).run(&Stream::new(Device::Cpu)?)?;
+    /// assert_eq!(output.o.to_vec()?, [0.0, 0.5, 1.5, 2.5, 3.5, 4.5]);
+    /// # Ok::<(), flash_attention::Error>(())
+    /// ```
     pub fn window(mut self, window: Window) -> Self {
         self.window = window;
         self
     }
 
     /// Bias, mask, ALiBi, sink and lengths, all in host memory. On the CPU device only so far.
+    ///
+    /// ```
+    /// use flash_attention::{Attention, Bias, Device, Extras, Stream, Tensor};
+    /// use half::f16;
+    /// use ndarray::Array4;
+    /// let zeros = [f16::ZERO; 2 * 8];
+    /// let q = Tensor::from_slice(Device::Cpu, &zeros, [1, 2, 1, 8])?;
+    /// // A bias in the type of Q, the same for both query rows: the second key is out.
+    /// let bias = Array4::from_shape_vec((1, 1, 1, 2), vec![f16::ONE, f16::NEG_INFINITY]).unwrap();
+    /// // The head's sink takes part in the sum with a logit of 1 and has no value.
+    /// let extras = Extras { bias: Some(Bias::F16(bias.view())), sink: Some(&[1.0]), ..Extras::default() };
+    /// let output = Attention::forward(&q, &q, &q).extras(extras).run(&Stream::new(Device::Cpu)?)?;
+    /// assert!((output.lse.to_vec()?[0] - (1.0 + 2f32.ln())).abs() < 1e-6);
+    /// # Ok::<(), flash_attention::Error>(())
+    /// ```
     pub fn extras(mut self, extras: Extras<'a>) -> Self {
         self.extras = extras;
         self
@@ -107,12 +189,31 @@ impl<'a, T: Element> Attention<'a, T> {
 
     /// The GPU kernel's family, instead of the plan's choice. Where this is left out, the variable
     /// `FLASH_ATTENTION_KERNEL` (`standard`, `tiled`, `sm80`, `sm90`) can name it; the CPU device ignores that.
+    ///
+    /// ```
+    /// use flash_attention::{Attention, Device, Family, Stream, Tensor};
+    /// let q = Tensor::<f32>::zeros(Device::Cpu, [1, 4, 1, 8])?;
+    /// let attention = Attention::forward(&q, &q, &q).kernel(Family::Tiled);
+    /// let error = attention.run(&Stream::new(Device::Cpu)?).unwrap_err();
+    /// let message = "kernel is tiled, but the CPU device has no kernels to choose from; leave it out or use a GPU";
+    /// assert_eq!(error.to_string(), message);
+    /// # Ok::<(), flash_attention::Error>(())
+    /// ```
     pub fn kernel(mut self, family: Family) -> Self {
         self.kernel = Some(family);
         self
     }
 
     /// The call's numbers, checked; with a contiguous O.
+    ///
+    /// ```
+    /// use flash_attention::{Attention, DType, Device, Tensor};
+    /// let q = Tensor::<f32>::zeros(Device::Cpu, [2, 5, 4, 8])?;
+    /// let kv = Tensor::<f32>::zeros(Device::Cpu, [2, 7, 2, 8])?;
+    /// let problem = Attention::forward(&q, &kv, &kv).problem()?;
+    /// assert_eq!((problem.dtype, problem.heads, problem.kv_heads), (DType::F32, 4, 2));
+    /// # Ok::<(), flash_attention::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::Invalid`] where shapes do not fit together or a number can never be right.
@@ -145,6 +246,13 @@ impl<'a, T: Element> Attention<'a, T> {
 
     /// What would run on `device`, with an aligned and contiguous O; none for the CPU device, which has one way only.
     ///
+    /// ```
+    /// use flash_attention::{Attention, Device, Tensor};
+    /// let q = Tensor::<f32>::zeros(Device::Cpu, [1, 4, 1, 8])?;
+    /// assert_eq!(Attention::forward(&q, &q, &q).plan(Device::Cpu)?, None);
+    /// # Ok::<(), flash_attention::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As [`Attention::run`].
     pub fn plan(&self, device: Device) -> Result<Option<Plan>> {
@@ -157,6 +265,15 @@ impl<'a, T: Element> Attention<'a, T> {
 
     /// Puts the call into `stream` with fresh outputs. It may return before the work is done:
     /// [`Tensor::to_vec`] and [`Stream::synchronize`] wait for it.
+    ///
+    /// ```
+    /// use flash_attention::{Attention, Device, Stream, Tensor};
+    /// let stream = Stream::new(Device::Cpu)?;
+    /// let q = Tensor::from_slice(Device::Cpu, &[1.0f32, 2.0], [1, 2, 1, 1])?;
+    /// let output = Attention::forward(&q, &q, &q).causal(true).run(&stream)?;
+    /// assert_eq!(output.o.to_vec()?[0], 1.0);
+    /// # Ok::<(), flash_attention::Error>(())
+    /// ```
     ///
     /// # Errors
     /// Everything that can be known to be wrong before the launch, with the way out.
@@ -174,6 +291,19 @@ impl<'a, T: Element> Attention<'a, T> {
     ///
     /// Safe code can read an output too early only through another stream or [`TensorView::from_raw`], and gets old or
     /// half-written numbers then, never foreign memory: tensors wait for the device when they are dropped.
+    ///
+    /// ```
+    /// use flash_attention::{Attention, Device, Stream, Tensor};
+    /// let stream = Stream::new(Device::Cpu)?;
+    /// let q = Tensor::from_slice(Device::Cpu, &[1.0f32, 2.0], [1, 2, 1, 1])?;
+    /// let (mut o, mut lse) = (Tensor::zeros(Device::Cpu, [1, 2, 1, 1])?, Tensor::zeros(Device::Cpu, [1, 1, 2, 1])?);
+    /// let attention = Attention::forward(&q, &q, &q).causal(true);
+    /// for _layer in 0..3 {
+    ///     attention.run_into(&stream, &mut o, Some(lse.view_mut()))?; // The same memory each time.
+    /// }
+    /// assert_eq!((o.to_vec()?[0], lse.to_vec()?[0]), (1.0, 1.0));
+    /// # Ok::<(), flash_attention::Error>(())
+    /// ```
     ///
     /// # Errors
     /// As there; the outputs are untouched then.
@@ -215,6 +345,22 @@ impl<'a, T: Element> Attention<'a, T> {
     }
 
     /// As [`Attention::run_into`], into a stream of the context that is current on this thread, whoever made them.
+    ///
+    /// ```no_run
+    /// use flash_attention::launch::RawStream;
+    /// use flash_attention::{Attention, TensorView, TensorViewMut};
+    /// use half::bf16;
+    /// # let (q, k, v, o): (u64, u64, u64, u64) = (0, 0, 0, 0);
+    /// # let stream: RawStream = std::ptr::null_mut();
+    /// let shape = [2, 1024, 16, 128];
+    /// // SAFETY: four tensors of another library in the current context; it keeps them until `stream` is done.
+    /// unsafe {
+    ///     let view = |address| TensorView::<bf16>::from_raw(address, shape);
+    ///     let o = TensorViewMut::from_raw(o, shape);
+    ///     Attention::forward(view(q), view(k), view(v)).causal(true).run_on(stream, o, None)?;
+    /// }
+    /// # Ok::<(), flash_attention::Error>(())
+    /// ```
     ///
     /// # Errors
     /// As there.

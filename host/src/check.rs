@@ -21,6 +21,11 @@ use ndarray::ArrayView1;
 /// The rounding-sized constant `c` of a type: a quarter of its unit roundoff for the 16-bit types, where the rounding
 /// of O rules; 16 unit roundoffs for f32, where sums of thousands of terms in another order and the device's
 /// exponential do.
+///
+/// ```
+/// use flash_attention::{DType, check};
+/// assert_eq!(check::rounding(DType::Bf16), (0.5f64).powi(10));
+/// ```
 pub const fn rounding(dtype: DType) -> f64 {
     match dtype {
         DType::F16 => 1.0 / (1u64 << 13) as f64,
@@ -124,6 +129,35 @@ impl Report {
 }
 
 /// Measures `run` and `plain` against `truth` and judges `run` by the rule of this module.
+///
+/// ```
+/// use flash_attention::reference::{self, Rows};
+/// use flash_attention::{Attention, Device, Extras, Stream, Tensor, check, plain};
+/// use half::f16;
+/// use ndarray::{Array3, Array4};
+///
+/// // Attention on the CPU device, held against the reference.
+/// let shape = [1, 30, 2, 8];
+/// let values: Vec<f16> = (0..480).map(|n| f16::from_f32((n as f32).sin())).collect();
+/// let x = Tensor::from_slice(Device::Cpu, &values, shape)?;
+/// let attention = Attention::forward(&x, &x, &x).causal(true);
+/// let (problem, output) = (attention.problem()?, attention.run(&Stream::new(Device::Cpu)?)?);
+///
+/// let (extras, x) = (Extras::default(), Array4::from_shape_vec(shape, values).unwrap());
+/// let rows = reference::all_rows(&problem, &extras);
+/// let truth = reference::forward(&problem, x.view(), x.view(), x.view(), &extras, &rows)?;
+/// let plain = plain::forward(&problem, x.view(), x.view(), x.view(), &extras, &rows)?;
+/// let o = Array4::from_shape_vec(shape, output.o.to_vec()?).unwrap();
+/// let lse = Array3::from_shape_vec([1, 2, 30], output.lse.to_vec()?).unwrap();
+/// let mut run = Rows::gather(o.view(), Some(lse.view()), &rows);
+/// assert!(check::check(problem.dtype, &run, &truth, &plain).ok());
+///
+/// // A fault of a hundredth in one element is found, and where it is.
+/// run.o[(7, 3)] += 0.01;
+/// let report = check::check(problem.dtype, &run, &truth, &plain);
+/// assert!(report.failures.last().unwrap().contains("worst O at batch 0, row 7, head 0, column 3: "));
+/// # Ok::<(), flash_attention::Error>(())
+/// ```
 ///
 /// # Panics
 /// Where the three do not hold the same rows.

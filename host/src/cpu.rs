@@ -37,6 +37,16 @@ const MAX_ROWS: usize = 192;
 /// `q`, `k`, `v` and `out` begin at the first element of their tensors, `problem` has the strides; `lse`, where it is
 /// wanted, is `(batch, heads, seqlen_q)`, contiguous. Rows past a sequence's length are neither read nor written.
 ///
+/// ```
+/// use flash_attention::{Causal, DType, Extras, Problem, cpu};
+/// let problem = Problem { causal: Causal::BottomRight, ..Problem::new(DType::F32, 1, 2, 1, 1) };
+/// let (q, v) = ([0.0f32, 0.0], [1.0, 3.0]);
+/// let (mut o, mut lse) = ([0.0; 2], [0.0; 2]);
+/// cpu::forward(&problem, &q, &q, &v, &Extras::default(), &mut o, Some(&mut lse))?;
+/// assert_eq!((o, lse[0]), ([1.0, 2.0], 0.0));
+/// # Ok::<(), flash_attention::Error>(())
+/// ```
+///
 /// # Errors
 /// [`Error::Invalid`](crate::Error::Invalid) where the numbers, the extras and the slices do not fit together; nothing is written then.
 pub fn forward<T: Element>(
@@ -52,6 +62,18 @@ pub fn forward<T: Element>(
 }
 
 /// As [`forward`], for tensors whose element type is known at run time only: each slice is the tensor's memory.
+///
+/// ```
+/// use flash_attention::{DType, Extras, Problem, cpu};
+/// // The type is known at run time only, as when tensors come from a file.
+/// let problem = Problem::new(DType::F32, 1, 1, 1, 4);
+/// let (values, mut o) = ([1.0f32, 2.0, 3.0, 4.0], [0.0f32; 4]);
+/// // SAFETY: an f32 is four bytes, and any four bytes are an f32.
+/// let (bytes, o_bytes) = unsafe { (values.align_to::<u8>().1, o.align_to_mut::<u8>().1) };
+/// cpu::forward_bytes(&problem, bytes, bytes, bytes, &Extras::default(), o_bytes, None)?;
+/// assert_eq!(o, values); // One key: its weight is 1.
+/// # Ok::<(), flash_attention::Error>(())
+/// ```
 ///
 /// # Errors
 /// As [`forward`], and where a slice is not aligned to its element type.
@@ -96,6 +118,11 @@ pub fn forward_bytes(
 }
 
 /// The instruction set that [`forward`] uses on this machine: `portable`, `avx2` or `avx512`.
+///
+/// ```
+/// let known = ["portable", "avx2", "avx512"];
+/// assert!(known.contains(&flash_attention::cpu::instruction_set()));
+/// ```
 pub fn instruction_set() -> &'static str {
     InstructionSet::best().name()
 }

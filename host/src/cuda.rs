@@ -25,6 +25,27 @@ pub fn raw_stream(stream: &Stream) -> RawStream {
 /// A contiguous tensor that begins where `memory` does. half's types cannot lie in cust's buffers, so `B` may be any
 /// type of the same size, such as `u16`.
 ///
+/// ```no_run
+/// use flash_attention::cuda::{self, cust};
+/// use flash_attention::{Attention, Strides};
+/// use half::bf16;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let _context = cust::quick_init()?;
+/// let stream = cust::stream::Stream::new(cust::stream::StreamFlags::NON_BLOCKING, None)?;
+/// let shape = [2, 1024, 16, 128];
+/// let elements = shape.iter().product();
+/// let q = cust::memory::DeviceBuffer::<u16>::zeroed(elements)?;
+/// let mut o = cust::memory::DeviceBuffer::<u16>::zeroed(elements)?;
+/// // SAFETY: both buffers live until the stream has been waited for, and nobody else uses them.
+/// unsafe {
+///     let (q, o) = (cuda::view::<bf16, _>(&q, shape)?, cuda::view_mut(&mut o, shape)?);
+///     Attention::forward(q, q, q).run_on(cuda::raw_stream(&stream), o, None)?;
+/// }
+/// stream.synchronize()?;
+/// # Ok(())
+/// # }
+/// ```
+///
 /// # Errors
 /// [`Error::Invalid`] where the memory is too small for the shape.
 ///

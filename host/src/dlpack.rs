@@ -38,6 +38,14 @@ pub const VERSION: Version = Version { major: 1, minor: 0 };
 pub const FLAG_READ_ONLY: u64 = 1;
 
 /// Where a tensor is and how it lies there: `(batch, sequence, head, dim)`, the last dimension contiguous.
+///
+/// ```
+/// use flash_attention::dlpack::Layout;
+/// use flash_attention::{DType, Device, Strides, Tensor};
+/// let layout = Layout::from(&Tensor::<f32>::zeros(Device::Cpu, [1, 3, 2, 4])?);
+/// assert_eq!((layout.dtype, layout.shape, layout.strides), (DType::F32, [1, 3, 2, 4], Strides::bshd(3, 2, 4)));
+/// # Ok::<(), flash_attention::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Address of the first element.
@@ -240,6 +248,17 @@ pub fn export<T: Send + 'static>(layout: &Layout, owner: T) -> NonNull<ManagedTe
 }
 
 /// As [`export`], for importers that ask for the versioned structure.
+///
+/// ```
+/// use flash_attention::dlpack::{self, Imported, Layout};
+/// use flash_attention::{Device, Tensor};
+/// let ours = Tensor::from_slice(Device::Cpu, &[1.0f32, 2.0], [1, 2, 1, 1])?;
+/// let managed = dlpack::export_versioned(&Layout::from(&ours), true, ours);
+/// // SAFETY: made above, taken once, and dropped after its last use.
+/// let mut imported = unsafe { Imported::from_raw_versioned(managed) }?;
+/// assert!(imported.is_read_only() && imported.view::<f32>().is_ok() && imported.view_mut::<f32>().is_err());
+/// # Ok::<(), flash_attention::Error>(())
+/// ```
 pub fn export_versioned<T: Send + 'static>(
     layout: &Layout,
     read_only: bool,

@@ -5,6 +5,14 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 /// An element type of Q, K, V and O. Arithmetic happens in f32 or f64, never in the type itself.
+///
+/// ```
+/// use flash_attention::{DType, Element};
+/// use half::bf16;
+/// assert_eq!(bf16::DTYPE, DType::Bf16);
+/// // The nearest bf16 of 1.01; every bf16 is an f32.
+/// assert_eq!(bf16::from_f32(1.01).to_f32(), 1.0078125);
+/// ```
 pub trait Element: Copy + Default + Send + Sync + PartialEq + std::fmt::Debug + 'static {
     /// The type's name in a [`Problem`](crate::Problem).
     const DTYPE: DType;

@@ -14,6 +14,14 @@ struct Packed {
 static TABLE: &[Packed] = include!(concat!(env!("OUT_DIR"), "/embedded_table.rs"));
 
 /// A kernel that was embedded when the library was built.
+///
+/// ```
+/// use flash_attention::embedded;
+/// // None in a build without compiled kernels, such as a git dependency.
+/// for kernel in embedded::kernels() {
+///     println!("{} for {}, {} bytes of PTX", kernel.name(), kernel.arch(), kernel.ptx().len());
+/// }
+/// ```
 #[derive(Clone, Copy)]
 pub struct EmbeddedKernel(&'static Packed);
 
@@ -45,11 +53,20 @@ pub fn kernels() -> impl Iterator<Item = EmbeddedKernel> {
 }
 
 /// The embedded kernel of that name, if there is one.
+///
+/// ```
+/// assert!(flash_attention::embedded::lookup("no_such_kernel").is_none());
+/// ```
 pub fn lookup(name: &str) -> Option<EmbeddedKernel> {
     kernels().find(|kernel| kernel.name() == name)
 }
 
 /// The PTX text of a kernel.
+///
+/// ```
+/// let error = flash_attention::embedded::ptx("no_such_kernel").unwrap_err();
+/// assert!(error.to_string().starts_with("kernel no_such_kernel is not in this build, which "));
+/// ```
 ///
 /// # Errors
 /// [`Error::Unavailable`] with the way to get it, where the library was built without the kernel.

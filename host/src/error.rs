@@ -10,6 +10,18 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub const OR_USE_THE_CPU: &str = ", or use the CPU device";
 
 /// Why a call did not start, or what the driver said.
+///
+/// ```
+/// use flash_attention::{Device, Error, Tensor};
+/// match Tensor::<f32>::zeros(Device::Cuda(0), [1, 16, 1, 64]) {
+///     Ok(tensor) => println!("{tensor:?}"),
+///     // No GPU here: the same program can use `Device::Cpu`.
+///     Err(Error::Unavailable { what, .. }) => println!("{what}"),
+///     // A bug in the call, or trouble with the device.
+///     Err(error) => return Err(error),
+/// }
+/// # Ok::<(), flash_attention::Error>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

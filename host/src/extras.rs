@@ -8,6 +8,16 @@ use std::ops::Range;
 
 /// A tensor that is added to the scores: `(batch or 1, heads or 1, seqlen_q or 1, seqlen_k or 1)`, in f32 or in the
 /// type of Q. `-inf` is the same as a false mask.
+///
+/// ```
+/// use flash_attention::{Bias, DType};
+/// use ndarray::Array4;
+/// let bias = Array4::from_shape_fn((1, 1, 3, 3), |(_, _, i, j)| if j <= i { 0.0 } else { f32::NEG_INFINITY });
+/// let bias = Bias::F32(bias.view());
+/// assert_eq!((bias.dtype(), bias.dim()), (DType::F32, (1, 1, 3, 3)));
+/// // The same for every batch entry and head: dimensions of 1 repeat.
+/// assert_eq!(bias.at(5, 7, 0, 2), f32::NEG_INFINITY);
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub enum Bias<'a> {
     /// In f32, beside Q, K and V of any type.
@@ -53,6 +63,18 @@ impl Bias<'_> {
 ///
 /// With cumulative lengths the tensors are packed, `(total, heads, head dim)`. The [`Problem`] then has `batch` 1 and
 /// the totals as `seqlen_q` and `seqlen_k`, and the number of sequences is `cu_seqlens_q.len() - 1`.
+///
+/// ```
+/// use flash_attention::{Attention, Device, Extras, Stream, Tensor};
+/// // A padded batch of two sequences with 3 and 1 keys; what lies behind them may be anything.
+/// let q = Tensor::from_slice(Device::Cpu, &[0.0f32; 2], [2, 1, 1, 1])?;
+/// let k = Tensor::from_slice(Device::Cpu, &[0.0f32; 6], [2, 3, 1, 1])?;
+/// let v = Tensor::from_slice(Device::Cpu, &[1.0f32, 2.0, 3.0, 7.0, f32::NAN, f32::NAN], [2, 3, 1, 1])?;
+/// let extras = Extras { lengths_k: Some(&[3, 1]), ..Extras::default() };
+/// let output = Attention::forward(&q, &k, &v).extras(extras).run(&Stream::new(Device::Cpu)?)?;
+/// assert_eq!(output.o.to_vec()?, [2.0, 7.0]);
+/// # Ok::<(), flash_attention::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Extras<'a> {
     /// One slope for each query head: `s -= slope * |i + δ - j|`.
@@ -88,6 +110,12 @@ pub struct Sequence {
 impl Sequence {
     /// The offset δ of the masks, from the sequence's own lengths: key `j` lies on the diagonal of query row `i` where
     /// `j = i + δ`, both counted from the sequence's first row.
+    ///
+    /// ```
+    /// use flash_attention::{Causal, extras::Sequence};
+    /// let sequence = Sequence { batch: 0, q: 10..14, k: 20..30 };
+    /// assert_eq!(sequence.diagonal(Causal::BottomRight), 6); // 10 keys, 4 queries.
+    /// ```
     pub fn diagonal(&self, causal: Causal) -> i64 {
         match causal {
             Causal::TopLeft => 0,
@@ -103,6 +131,18 @@ impl<'a> Extras<'a> {
     }
 
     /// The sequences of the call, in order. [`Extras::check`] must have passed.
+    ///
+    /// ```
+    /// use flash_attention::{DType, Extras, Problem};
+    /// // Three sequences packed into 9 rows: 4, 0 and 5 of them.
+    /// let problem = Problem::new(DType::F16, 1, 9, 1, 64);
+    /// let cu = [0, 4, 4, 9];
+    /// let extras = Extras { cu_seqlens_q: Some(&cu), cu_seqlens_k: Some(&cu), ..Extras::default() };
+    /// extras.check(&problem)?;
+    /// let rows: Vec<_> = extras.sequences(&problem).into_iter().map(|sequence| sequence.q).collect();
+    /// assert_eq!(rows, [0..4, 4..4, 4..9]);
+    /// # Ok::<(), flash_attention::Error>(())
+    /// ```
     pub fn sequences(&self, problem: &Problem) -> Vec<Sequence> {
         if let (Some(cu_q), Some(cu_k)) = (self.cu_seqlens_q, self.cu_seqlens_k) {
             let part = |cu: &[i32], n: usize| cu[n] as usize..cu[n + 1] as usize;
@@ -121,6 +161,14 @@ impl<'a> Extras<'a> {
     }
 
     /// Everything about the extras that can be wrong beside `problem`.
+    ///
+    /// ```
+    /// use flash_attention::{DType, Extras, Problem};
+    /// let problem = Problem::new(DType::F16, 2, 128, 8, 64);
+    /// let extras = Extras { lengths_k: Some(&[128, 129]), ..Extras::default() };
+    /// let message = "lengths_k is 129, but must be 0 to 128, the tensor's sequence length; check the lengths";
+    /// assert_eq!(extras.check(&problem).unwrap_err().to_string(), message);
+    /// ```
     ///
     /// # Errors
     /// [`Error::Invalid`] names the argument, its value, the limit and the way out.

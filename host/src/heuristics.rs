@@ -16,6 +16,13 @@ const HEADS_NEAR_IN_TIME: usize = 32;
 /// few more where that makes too few tiles of `blocks_m` query blocks a head; all groups about equal.
 ///
 /// Query heads that share a key head share its bytes. At least 1, at most all heads of the call.
+///
+/// ```
+/// use flash_attention::{DType, Problem, heuristics::heads_per_group};
+/// // 16384 keys of 512 bytes are 8 MB a head: four fit in the cache. A query block has 128 rows.
+/// let problem = Problem::new(DType::Bf16, 1, 16384, 16, 128);
+/// assert_eq!(heads_per_group(&problem, 16384 / 128), 4);
+/// ```
 pub fn heads_per_group(problem: &Problem, blocks_m: u32) -> u32 {
     let all = (problem.heads * problem.batch).max(1);
     let bytes = problem.seqlen_k * (problem.head_dim + problem.head_dim_v) * problem.dtype.size();

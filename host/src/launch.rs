@@ -43,6 +43,18 @@ pub struct Addresses {
 /// one waits for the last and allocates again, and a captured call that would have to is an error. Its calls in
 /// different streams run one after the other.
 ///
+/// ```no_run
+/// use flash_attention::launch::{self, Addresses, RawStream};
+/// use flash_attention::{Causal, DType, Problem};
+/// # let (q, k, v, o): (u64, u64, u64, u64) = (0, 0, 0, 0);
+/// # let stream: RawStream = std::ptr::null_mut();
+/// let problem = Problem { causal: Causal::BottomRight, ..Problem::new(DType::Bf16, 2, 1024, 16, 128) };
+/// let addresses = Addresses { q, k, v, o, lse: 0 };
+/// // SAFETY: whoever owns the four tensors keeps them until `stream` is done; the context is current.
+/// unsafe { launch::forward(&problem, &addresses, None, stream)? };
+/// # Ok::<(), flash_attention::Error>(())
+/// ```
+///
 /// # Errors
 /// Everything that can be known to be wrong is an error before anything is launched, and the outputs are untouched
 /// then.

@@ -14,6 +14,20 @@ use ndarray::ArrayView4;
 /// O and LSE of the rows `rows`, as [`reference::forward`](crate::reference::forward) but in the precision of `T`. The
 /// values of O are exact in `T`, those of LSE in f32.
 ///
+/// ```
+/// use flash_attention::{DType, Extras, Problem, check, plain, reference};
+/// use half::bf16;
+/// use ndarray::Array4;
+/// let problem = Problem::new(DType::Bf16, 1, 20, 1, 8);
+/// let x = Array4::from_shape_fn((1, 20, 1, 8), |(_, s, _, d)| bf16::from_f32(((s * 13 + d) as f32).sin()));
+/// let (x, extras) = (x.view(), Extras::default());
+/// let rows = reference::all_rows(&problem, &extras);
+/// let truth = reference::forward(&problem, x, x, x, &extras, &rows)?;
+/// let error = check::errors(&plain::forward(&problem, x, x, x, &extras, &rows)?, &truth).relative;
+/// assert!(error > 1e-4 && error < 1e-2); // Roundings of bf16.
+/// # Ok::<(), flash_attention::Error>(())
+/// ```
+///
 /// # Errors
 /// [`Error::Invalid`](crate::Error::Invalid) where `problem`, `extras` and the views do not fit together.
 ///

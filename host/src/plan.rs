@@ -11,6 +11,12 @@ pub use flash_attention_kernels::config::{Entry, Family, MaskKind, Part};
 use std::fmt;
 
 /// What a plan has to know about a GPU.
+///
+/// ```
+/// use flash_attention::GpuProperties;
+/// // An H200, for plans without a GPU at hand.
+/// let h200 = GpuProperties { capability: (9, 0), multiprocessors: 132, max_shared: 227 << 10 };
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GpuProperties {
     /// Compute capability: (9, 0) for an H100 or H200.
@@ -36,6 +42,11 @@ pub struct Alignment {
 
 impl Alignment {
     /// The alignment of four addresses.
+    ///
+    /// ```
+    /// use flash_attention::plan::Alignment;
+    /// assert_eq!(Alignment::of(0x1000, 0x1008, 0x1002, 0x1100), Alignment { q: 16, k: 8, v: 2, o: 16 });
+    /// ```
     pub fn of(q: u64, k: u64, v: u64, o: u64) -> Self {
         let of = |address: u64| 1 << address.trailing_zeros().min(4);
         Alignment { q: of(q), k: of(k), v: of(v), o: of(o) }
@@ -50,6 +61,11 @@ impl Default for Alignment {
 }
 
 /// What the caller wants of a plan beside the problem.
+///
+/// ```
+/// use flash_attention::{Family, PlanOptions};
+/// let options = PlanOptions { kernel: Some(Family::Tiled), ..PlanOptions::default() };
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PlanOptions {
     /// The kernel family to use; the fastest that can run the problem where there is none.
@@ -59,6 +75,18 @@ pub struct PlanOptions {
 }
 
 /// The kernel that will run, and why no faster one does.
+///
+/// ```
+/// use flash_attention::{DType, Family, GpuProperties, Plan, PlanOptions, Problem};
+/// let h200 = GpuProperties { capability: (9, 0), multiprocessors: 132, max_shared: 227 << 10 };
+/// let problem = Problem::new(DType::F32, 1, 1024, 16, 64);
+/// let plan = Plan::new(&problem, &h200, &PlanOptions::default())?;
+/// assert_eq!(plan.entry.family, Family::Tiled);
+/// let why: Vec<String> = plan.refused().map(|(family, why)| format!("{} {why}", family.name())).collect();
+/// assert_eq!(why, ["sm90 has no kernel for f32", "sm80 has no kernel for f32"]);
+/// println!("{plan}"); // Kernel, tile, stages, threads, shared memory, and the reasons again.
+/// # Ok::<(), flash_attention::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Plan {
     /// The kernel.
@@ -195,6 +223,18 @@ impl Plan {
 
     /// Bytes of device memory that a call of `problem` needs beside its tensors: the matrix of scores for `standard`,
     /// nothing for the others.
+    ///
+    /// ```
+    /// use flash_attention::{DType, Family, GpuProperties, Plan, PlanOptions, Problem};
+    /// let h200 = GpuProperties { capability: (9, 0), multiprocessors: 132, max_shared: 227 << 10 };
+    /// let problem = Problem::new(DType::F16, 1, 1024, 16, 64);
+    /// let bytes = |kernel| -> flash_attention::Result<u64> {
+    ///     let plan = Plan::new(&problem, &h200, &PlanOptions { kernel, ..PlanOptions::default() })?;
+    ///     Ok(plan.workspace_bytes(&problem))
+    /// };
+    /// assert_eq!((bytes(None)?, bytes(Some(Family::Standard))?), (0, 16 * 1024 * 1024 * 4));
+    /// # Ok::<(), flash_attention::Error>(())
+    /// ```
     pub fn workspace_bytes(&self, problem: &Problem) -> u64 {
         match self.entry.family {
             Family::Standard => launch::standard::scores_bytes(&self.entry, problem),
@@ -309,6 +349,12 @@ fn check_layout(family: Family, problem: &Problem, alignment: Alignment) -> Resu
 }
 
 /// The family of that name.
+///
+/// ```
+/// use flash_attention::{Family, plan};
+/// assert_eq!(plan::family("sm80")?, Family::Sm80);
+/// # Ok::<(), flash_attention::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`Error::Invalid`] lists the names.

@@ -12,6 +12,14 @@ pub const MAX_SEQLEN: usize = (1 << 31) - 1024;
 pub const MAX_HEAD_DIM: usize = 256;
 
 /// How a causal mask is aligned. Key `j` is allowed for query `i` where `j <= i + δ`.
+///
+/// ```
+/// use flash_attention::{Causal, DType, Problem};
+/// let diagonal = |causal| Problem { seqlen_k: 10, causal, ..Problem::new(DType::F16, 1, 4, 1, 64) }.diagonal();
+/// // Four queries, ten keys: which key does the first query stand at?
+/// assert_eq!((diagonal(Causal::BottomRight), diagonal(Causal::TopLeft)), (6, 0));
+/// assert_eq!(Causal::from(true), Causal::BottomRight);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Causal {
     /// No causal mask.
@@ -24,6 +32,13 @@ pub enum Causal {
 }
 
 /// A sliding window: `i + δ - left <= j <= i + δ + right`, each side inclusive, `None` open.
+///
+/// ```
+/// use flash_attention::Window;
+/// // What a model calls a window of 4096: the row's own key and the 4095 before it.
+/// let window = Window { left: Some(4096 - 1), right: Some(0) };
+/// assert_ne!(window, Window::default()); // Open on both sides.
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Window {
     /// Keys to the left of the diagonal.
@@ -33,6 +48,13 @@ pub struct Window {
 }
 
 /// Element strides of one tensor; the last dimension has stride 1.
+///
+/// ```
+/// use flash_attention::Strides;
+/// let (seqlen, heads, dim) = (100, 8, 64);
+/// assert_eq!(Strides::bshd(seqlen, heads, dim), Strides { batch: 51200, seq: 512, head: 64 });
+/// assert_eq!(Strides::bhsd(seqlen, heads, dim), Strides { batch: 51200, seq: 64, head: 6400 });
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Strides {
     /// Elements from one batch entry to the next.
@@ -56,6 +78,21 @@ impl Strides {
 }
 
 /// One call of attention forward: everything that decides what runs, and no memory.
+///
+/// ```
+/// use flash_attention::{Causal, DType, Problem, Strides};
+/// // 32 query heads share 8 key heads; one new token against a cache of 1000.
+/// let problem = Problem {
+///     seqlen_k: 1000,
+///     kv_heads: 8,
+///     k: Strides::bshd(1000, 8, 128),
+///     v: Strides::bshd(1000, 8, 128),
+///     causal: Causal::BottomRight,
+///     ..Problem::new(DType::Bf16, 1, 1, 32, 128)
+/// };
+/// problem.check()?;
+/// # Ok::<(), flash_attention::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Problem {
     /// Element type of Q, K, V and O.
@@ -117,6 +154,11 @@ impl Problem {
     }
 
     /// The offset δ of the masks: key `j` lies on the diagonal of query `i` where `j = i + δ`.
+    ///
+    /// ```
+    /// use flash_attention::{DType, Problem};
+    /// assert_eq!(Problem { seqlen_k: 10, ..Problem::new(DType::F16, 1, 4, 1, 64) }.diagonal(), 6);
+    /// ```
     pub fn diagonal(&self) -> i64 {
         match self.causal {
             Causal::TopLeft => 0,
@@ -125,12 +167,27 @@ impl Problem {
     }
 
     /// The key head that query head `h` reads.
+    ///
+    /// ```
+    /// use flash_attention::{DType, Problem};
+    /// let problem = Problem { kv_heads: 2, ..Problem::new(DType::F16, 1, 128, 8, 64) };
+    /// assert_eq!([0, 3, 4, 7].map(|head| problem.kv_head(head)), [0, 0, 1, 1]);
+    /// ```
     pub fn kv_head(&self, h: usize) -> usize {
         h / (self.heads / self.kv_heads)
     }
 
     /// Floating-point operations of the two products over the allowed part of the score matrix:
     /// `2 * (head_dim + head_dim_v)` for each allowed pair.
+    ///
+    /// ```
+    /// use flash_attention::{Causal, DType, Problem};
+    /// let full = Problem::new(DType::F16, 2, 4, 8, 64);
+    /// assert_eq!(full.flop(), 4.0 * (2 * 8 * 4 * 4 * 64) as f64);
+    /// // 10 of 16 pairs lie on or below the diagonal.
+    /// let causal = Problem { causal: Causal::BottomRight, ..full };
+    /// assert_eq!(causal.flop() / full.flop(), 10.0 / 16.0);
+    /// ```
     pub fn flop(&self) -> f64 {
         let delta = self.diagonal();
         let (s_q, s_k) = (self.seqlen_q as i64, self.seqlen_k as i64);
@@ -153,6 +210,13 @@ impl Problem {
     }
 
     /// Everything about the numbers alone that can never be right, whatever runs it.
+    ///
+    /// ```
+    /// use flash_attention::{DType, Problem};
+    /// let problem = Problem { kv_heads: 3, ..Problem::new(DType::F16, 1, 128, 8, 64) };
+    /// let message = "heads is 8, but must be a multiple of kv_heads = 3; repeat or drop key heads until it is";
+    /// assert_eq!(problem.check().unwrap_err().to_string(), message);
+    /// ```
     ///
     /// # Errors
     /// [`Error::Invalid`] names the argument, its value, the limit and the way out.
@@ -222,6 +286,10 @@ impl Problem {
 }
 
 /// `1/sqrt(head_dim)`.
+///
+/// ```
+/// assert_eq!(flash_attention::problem::default_scale(64), 0.125);
+/// ```
 pub fn default_scale(head_dim: usize) -> f32 {
     (1.0 / (head_dim.max(1) as f64).sqrt()) as f32
 }

@@ -22,6 +22,20 @@ pub(crate) use rows::{RowInput, RowOutput, each_row};
 /// kv_heads, head_dim_v)`; packed tensors have a batch of 1. The strides of `problem` play no part: the views have
 /// their own. [`all_rows`] lists every row that the call writes.
 ///
+/// ```
+/// use flash_attention::{DType, Extras, Problem, reference};
+/// use ndarray::Array4;
+/// let problem = Problem::new(DType::F32, 1, 3, 1, 2);
+/// let (q, v) = (Array4::zeros((1, 3, 1, 2)), Array4::from_shape_fn((1, 3, 1, 2), |(_, j, _, _)| j as f32));
+/// let extras = Extras::default();
+/// let rows = reference::all_rows(&problem, &extras);
+/// let truth = reference::forward(&problem, q.view(), q.view(), v.view(), &extras, &rows)?;
+/// // Equal scores: the mean of 0, 1 and 2, and ln 3.
+/// assert!((truth.o[(0, 0)] - 1.0).abs() < 1e-15);
+/// assert_eq!(truth.lse.unwrap()[0], 3f64.ln());
+/// # Ok::<(), flash_attention::Error>(())
+/// ```
+///
 /// # Errors
 /// [`Error::Invalid`](crate::Error::Invalid) where `problem`, `extras` and the views do not fit together.
 ///

@@ -47,6 +47,18 @@ pub struct Outcome<T> {
 /// Runs attention forward on the simulated device. The tensors lie in their slices as the problem's strides say; what
 /// lies between their rows is out of bounds for the kernel.
 ///
+/// ```
+/// use flash_attention::{DType, Family, Problem, sim};
+/// // A kernel of the GPU, on the CPU, every access checked.
+/// let problem = Problem::new(DType::F32, 1, 20, 1, 8);
+/// let x: Vec<f32> = (0..160).map(|n| (n as f32).sin()).collect();
+/// let options = sim::Options { kernel: Some(Family::Tiled), seed: 7, ..sim::Options::default() };
+/// let outcome = sim::forward(&problem, &x, &x, &x, &options)?;
+/// outcome.report.expect_clean();
+/// assert!(outcome.plan.entry.name.starts_with("tiled_f32_") && outcome.o.iter().all(|x| x.is_finite()));
+/// # Ok::<(), flash_attention::Error>(())
+/// ```
+///
 /// # Errors
 /// As [`launch::forward`], but for the driver's; where the plan's kernel has no simulated counterpart; where a slice is
 /// too short.

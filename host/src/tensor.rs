@@ -1,11 +1,15 @@
 //! Strided tensors `(batch, sequence, head, dim)` on the CPU or on a GPU, owned or borrowed.
 
+mod view;
+
 use crate::device::{Device, Gpu};
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::module::check;
 use crate::problem::Strides;
 use std::marker::PhantomData;
+pub(crate) use view::{Memory, MemoryMut, contiguous};
+pub use view::{TensorView, TensorViewMut};
 
 /// `(batch, sequence, head, dim)`.
 pub type Shape = [usize; 4];
@@ -112,6 +116,13 @@ impl<T: Element> Tensor<T> {
 
     /// A contiguous tensor of zeros.
     ///
+    /// ```
+    /// use flash_attention::{Device, Tensor};
+    /// let o = Tensor::<f32>::zeros(Device::Cpu, [1, 3, 2, 4])?;
+    /// assert_eq!(o.to_vec()?, [0.0; 24]);
+    /// # Ok::<(), flash_attention::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Unavailable`] where there is no such device, [`Error::Driver`] where its memory is used up.
     pub fn zeros(device: Device, shape: Shape) -> Result<Self> {
@@ -132,6 +143,14 @@ impl<T: Element> Tensor<T> {
     }
 
     /// A contiguous tensor with a copy of `values`.
+    ///
+    /// ```
+    /// use flash_attention::{Device, Tensor};
+    /// let error = Tensor::from_slice(Device::Cpu, &[0.0f32; 5], [1, 2, 1, 3]).unwrap_err();
+    /// let message = "values is 5 elements, but the shape [1, 2, 1, 3] has 6; pass as many as the shape has";
+    /// assert_eq!(error.to_string(), message);
+    /// # Ok::<(), flash_attention::Error>(())
+    /// ```
     ///
     /// # Errors
     /// As [`Tensor::zeros`], and [`Error::Invalid`] where the shape has another number of elements.
@@ -180,6 +199,16 @@ impl<T: Element> Tensor<T> {
     }
 
     /// The whole tensor, to be read.
+    ///
+    /// ```
+    /// use flash_attention::{Device, Strides, Tensor};
+    /// // Memory in the order (batch, head, sequence, dim), seen as (batch, sequence, head, dim).
+    /// let (seqlen, heads, dim) = (3, 2, 4);
+    /// let tensor = Tensor::<f32>::zeros(Device::Cpu, [1, seqlen, heads, dim])?;
+    /// let view = tensor.view().with_strides(Strides::bhsd(seqlen, heads, dim))?;
+    /// assert_eq!(view.shape(), [1, seqlen, heads, dim]);
+    /// # Ok::<(), flash_attention::Error>(())
+    /// ```
     pub fn view(&self) -> TensorView<'_, T> {
         let memory = match &self.storage {
             Storage::Host(values) => Memory::Host(values),
@@ -193,6 +222,13 @@ impl<T: Element> Tensor<T> {
     }
 
     /// The whole tensor, to be written.
+    ///
+    /// ```
+    /// use flash_attention::{Device, Tensor};
+    /// let mut lse = Tensor::<f32>::zeros(Device::Cpu, [1, 2, 3, 1])?;
+    /// assert_eq!(lse.view_mut().shape(), [1, 2, 3, 1]);
+    /// # Ok::<(), flash_attention::Error>(())
+    /// ```
     pub fn view_mut(&mut self) -> TensorViewMut<'_, T> {
         let memory = match &mut self.storage {
             Storage::Host(values) => MemoryMut::Host(values),
@@ -216,218 +252,6 @@ impl<T> std::fmt::Debug for Tensor<T> {
     }
 }
 
-/// Where a view's first element lies.
-#[derive(Clone, Copy)]
-pub(crate) enum Memory<'a, T> {
-    Host(&'a [T]),
-    Gpu {
-        address: u64,
-        /// Elements from there on that are known to be the tensor's; unknown for memory of others.
-        len: Option<usize>,
-        /// Unknown for memory of others.
-        device: Option<Device>,
-    },
-}
-
-/// As [`Memory`], to be written.
-pub(crate) enum MemoryMut<'a, T> {
-    Host(&'a mut [T]),
-    Gpu { address: u64, len: Option<usize>, device: Option<Device> },
-}
-
-/// A tensor that somebody else owns, to be read. The last dimension is contiguous, the others have any strides.
-///
-/// ```
-/// use flash_attention::{Strides, TensorView};
-/// // Two heads of two columns, packed as (batch, head, sequence, dim).
-/// let memory = [0.0f32, 1.0, 2.0, 3.0, 10.0, 11.0, 12.0, 13.0];
-/// let view = TensorView::from_slice(&memory, [1, 2, 2, 2])?.with_strides(Strides::bhsd(2, 2, 2))?;
-/// assert_eq!(view.shape(), [1, 2, 2, 2]);
-/// # Ok::<(), flash_attention::Error>(())
-/// ```
-#[derive(Clone, Copy)]
-pub struct TensorView<'a, T> {
-    pub(crate) memory: Memory<'a, T>,
-    pub(crate) shape: Shape,
-    pub(crate) strides: Strides,
-}
-
-/// A tensor that somebody else owns, to be written. As [`TensorView`] otherwise.
-pub struct TensorViewMut<'a, T> {
-    pub(crate) memory: MemoryMut<'a, T>,
-    pub(crate) shape: Shape,
-    pub(crate) strides: Strides,
-}
-
-impl<'a, T: Element> TensorView<'a, T> {
-    /// A contiguous tensor on the CPU that begins where `values` does.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] where the shape has more elements than the slice.
-    pub fn from_slice(values: &'a [T], shape: Shape) -> Result<Self> {
-        Self::new(Memory::Host(values), shape)
-    }
-
-    /// A contiguous tensor that lies in `memory`.
-    pub(crate) fn new(memory: Memory<'a, T>, shape: Shape) -> Result<Self> {
-        let strides = contiguous(shape);
-        TensorView { memory, shape, strides }.with_strides(strides)
-    }
-
-    /// A contiguous tensor in device memory of another library.
-    ///
-    /// # Safety
-    /// From the address on there is memory of the GPU, as far as the shape and later strides reach. It stays alive,
-    /// and nobody writes it, until every stream that it is given to has run the work: the calls return before that.
-    pub unsafe fn from_raw(address: u64, shape: Shape) -> Self {
-        let memory = Memory::Gpu { address, len: None, device: None };
-        TensorView { memory, shape, strides: contiguous(shape) }
-    }
-
-    /// The same memory with other strides, in elements; 0 repeats an entry.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] where they reach past the end of the memory.
-    pub fn with_strides(self, strides: Strides) -> Result<Self> {
-        let len = match self.memory {
-            Memory::Host(values) => Some(values.len()),
-            Memory::Gpu { len, .. } => len,
-        };
-        len.map_or(Ok(()), |len| inside(len, self.shape, strides))?;
-        Ok(TensorView { strides, ..self })
-    }
-
-    /// A tensor of another shape that begins `offset` elements into the same memory.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] where it reaches past the end of the memory.
-    pub fn window(self, offset: usize, shape: Shape, strides: Strides) -> Result<Self> {
-        let memory = match self.memory {
-            Memory::Host(values) => Memory::Host(values.get(offset..).ok_or_else(|| past(offset))?),
-            Memory::Gpu { address, len, device } => Memory::Gpu {
-                address: address + (offset * size_of::<T>()) as u64,
-                len: rest(len, offset)?,
-                device,
-            },
-        };
-        TensorView { memory, shape, strides }.with_strides(strides)
-    }
-
-    /// `(batch, sequence, head, dim)`.
-    pub fn shape(&self) -> Shape {
-        self.shape
-    }
-
-    /// The device, where it is known.
-    pub fn device(&self) -> Option<Device> {
-        match self.memory {
-            Memory::Host(_) => Some(Device::Cpu),
-            Memory::Gpu { device, .. } => device,
-        }
-    }
-
-    /// The address of the first element.
-    pub(crate) fn address(&self) -> u64 {
-        match self.memory {
-            Memory::Host(values) => values.as_ptr() as u64,
-            Memory::Gpu { address, .. } => address,
-        }
-    }
-}
-
-impl<'a, T: Element> TensorViewMut<'a, T> {
-    /// As [`TensorView::from_slice`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn from_slice(values: &'a mut [T], shape: Shape) -> Result<Self> {
-        Self::new(MemoryMut::Host(values), shape)
-    }
-
-    /// A contiguous tensor that lies in `memory`.
-    pub(crate) fn new(memory: MemoryMut<'a, T>, shape: Shape) -> Result<Self> {
-        let strides = contiguous(shape);
-        TensorViewMut { memory, shape, strides }.with_strides(strides)
-    }
-
-    /// As [`TensorView::from_raw`].
-    ///
-    /// # Safety
-    /// As there, and nobody reads the memory before the work is done either.
-    pub unsafe fn from_raw(address: u64, shape: Shape) -> Self {
-        let memory = MemoryMut::Gpu { address, len: None, device: None };
-        TensorViewMut { memory, shape, strides: contiguous(shape) }
-    }
-
-    /// As [`TensorView::with_strides`]; no two rows may share memory, which the call that writes checks.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn with_strides(self, strides: Strides) -> Result<Self> {
-        let len = match &self.memory {
-            MemoryMut::Host(values) => Some(values.len()),
-            MemoryMut::Gpu { len, .. } => *len,
-        };
-        len.map_or(Ok(()), |len| inside(len, self.shape, strides))?;
-        Ok(TensorViewMut { strides, ..self })
-    }
-
-    /// As [`TensorView::window`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn window(self, offset: usize, shape: Shape, strides: Strides) -> Result<Self> {
-        let memory = match self.memory {
-            MemoryMut::Host(values) => MemoryMut::Host(values.get_mut(offset..).ok_or_else(|| past(offset))?),
-            MemoryMut::Gpu { address, len, device } => MemoryMut::Gpu {
-                address: address + (offset * size_of::<T>()) as u64,
-                len: rest(len, offset)?,
-                device,
-            },
-        };
-        TensorViewMut { memory, shape, strides }.with_strides(strides)
-    }
-
-    /// `(batch, sequence, head, dim)`.
-    pub fn shape(&self) -> Shape {
-        self.shape
-    }
-
-    /// The device, where it is known.
-    pub fn device(&self) -> Option<Device> {
-        match self.memory {
-            MemoryMut::Host(_) => Some(Device::Cpu),
-            MemoryMut::Gpu { device, .. } => device,
-        }
-    }
-
-    /// The address of the first element.
-    pub(crate) fn address(&self) -> u64 {
-        match &self.memory {
-            MemoryMut::Host(values) => values.as_ptr() as u64,
-            MemoryMut::Gpu { address, .. } => *address,
-        }
-    }
-}
-
-impl<'a, T: Element> From<&'a Tensor<T>> for TensorView<'a, T> {
-    fn from(tensor: &'a Tensor<T>) -> Self {
-        tensor.view()
-    }
-}
-
-impl<'a, T: Element> From<&'a mut Tensor<T>> for TensorViewMut<'a, T> {
-    fn from(tensor: &'a mut Tensor<T>) -> Self {
-        tensor.view_mut()
-    }
-}
-
-/// Strides of a contiguous `(batch, sequence, head, dim)`. A shape that is too large for memory fails [`inside`].
-pub(crate) fn contiguous([_, seqlen, heads, dim]: Shape) -> Strides {
-    let seq = heads.saturating_mul(dim);
-    Strides { batch: seqlen.saturating_mul(seq), seq, head: dim }
-}
-
 fn elements(shape: Shape) -> Result<usize> {
     let bytes = shape.iter().try_fold(1usize, |n, &extent| n.checked_mul(extent));
     bytes.filter(|&n| n <= isize::MAX as usize / 8).ok_or_else(|| {
@@ -435,56 +259,9 @@ fn elements(shape: Shape) -> Result<usize> {
     })
 }
 
-/// What is left of a known length behind `offset`.
-fn rest(len: Option<usize>, offset: usize) -> Result<Option<usize>> {
-    len.map(|len| len.checked_sub(offset).ok_or_else(|| past(offset))).transpose()
-}
-
-fn past(offset: usize) -> Error {
-    Error::invalid("offset", offset, "it lies past the end of the memory", "check the offset")
-}
-
-/// Refuses strides that reach past `len` elements.
-fn inside(len: usize, shape: Shape, strides: Strides) -> Result<()> {
-    if shape.contains(&0) {
-        return Ok(());
-    }
-    let [batch, seqlen, heads, dim] = shape;
-    let reach = [(strides.batch, batch), (strides.seq, seqlen), (strides.head, heads)]
-        .iter()
-        .map(|&(stride, extent)| stride as u128 * (extent - 1) as u128)
-        .fold(dim as u128, u128::saturating_add);
-    if reach <= len as u128 {
-        return Ok(());
-    }
-    Err(Error::invalid(
-        "shape",
-        format!("{shape:?} with {strides:?}"),
-        format!("it needs {reach} elements and the memory has {len}"),
-        "check shape and strides",
-    ))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn views_stay_inside_their_memory() {
-        let memory = [0.0f32; 24];
-        let view = TensorView::from_slice(&memory, [1, 3, 2, 4]).unwrap();
-        assert!(view.with_strides(Strides::bhsd(3, 2, 4)).is_ok());
-        assert!(view.with_strides(Strides { batch: 999, seq: 0, head: 20 }).is_ok());
-        let message = view.with_strides(Strides { batch: 0, seq: 9, head: 4 }).err().unwrap().to_string();
-        assert_eq!(
-            message,
-            "shape is [1, 3, 2, 4] with Strides { batch: 0, seq: 9, head: 4 }, but it needs 26 elements and the \
-             memory has 24; check shape and strides"
-        );
-        assert!(TensorView::from_slice(&memory, [1, 5, 5, 1]).is_err());
-        assert!(TensorView::from_slice(&memory, [usize::MAX, 0, 5, 1]).is_ok());
-        assert!(TensorView::from_slice(&memory, [usize::MAX, usize::MAX, 5, 1]).is_err());
-    }
 
     #[test]
     fn a_shape_has_to_fit_its_values() {

@@ -9,6 +9,11 @@ use rayon::prelude::*;
 use std::collections::BTreeSet;
 
 /// One row of O: indices into the tensors.
+///
+/// ```
+/// use flash_attention::reference::RowIndex;
+/// assert_eq!(RowIndex { batch: 1, head: 2, row: 3 }.to_string(), "batch 1, row 3, head 2");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RowIndex {
     /// Batch entry; 0 where the tensors are packed.
@@ -39,6 +44,14 @@ pub struct Rows {
 impl Rows {
     /// Picks the rows `index` out of a whole O `(batch, seqlen_q, heads, head_dim_v)` and a whole LSE
     /// `(batch, heads, seqlen_q)`.
+    ///
+    /// ```
+    /// use flash_attention::reference::{RowIndex, Rows};
+    /// use ndarray::Array4;
+    /// let o = Array4::from_shape_fn((1, 5, 2, 3), |(_, i, h, _)| (10 * i + h) as f32);
+    /// let rows = Rows::gather(o.view(), None, &[RowIndex { batch: 0, head: 1, row: 4 }]);
+    /// assert_eq!(rows.o[(0, 0)], 41.0);
+    /// ```
     pub fn gather<T: Element>(
         o: ArrayView4<'_, T>,
         lse: Option<ArrayView3<'_, f32>>,
@@ -54,6 +67,14 @@ impl Rows {
 }
 
 /// Every row that a call writes, by batch entry, head and row. [`Extras::check`] must have passed.
+///
+/// ```
+/// use flash_attention::{DType, Extras, Problem, reference::all_rows};
+/// let problem = Problem::new(DType::F16, 2, 100, 4, 64);
+/// assert_eq!(all_rows(&problem, &Extras::default()).len(), 2 * 100 * 4);
+/// let padded = Extras { lengths_q: Some(&[100, 7]), ..Extras::default() };
+/// assert_eq!(all_rows(&problem, &padded).len(), (100 + 7) * 4);
+/// ```
 pub fn all_rows(problem: &Problem, extras: &Extras<'_>) -> Vec<RowIndex> {
     let mut rows = Vec::new();
     for sequence in extras.sequences(problem) {
@@ -66,6 +87,13 @@ pub fn all_rows(problem: &Problem, extras: &Extras<'_>) -> Vec<RowIndex> {
 
 /// `count` of the rows that a call writes (or all, where there are fewer), sorted: half of them the first and the last
 /// rows of sequences, where masks and tails go wrong, the others spread by `seed`.
+///
+/// ```
+/// use flash_attention::{DType, Extras, Problem, reference::sample_rows};
+/// let problem = Problem::new(DType::F16, 1, 32768, 8, 64);
+/// let rows = sample_rows(&problem, &Extras::default(), 64, 1);
+/// assert!(rows.len() == 64 && rows.iter().any(|at| at.row == 0) && rows.iter().any(|at| at.row == 32767));
+/// ```
 pub fn sample_rows(problem: &Problem, extras: &Extras<'_>, count: usize, seed: u64) -> Vec<RowIndex> {
     let sequences: Vec<Sequence> =
         extras.sequences(problem).into_iter().filter(|sequence| !sequence.q.is_empty()).collect();
