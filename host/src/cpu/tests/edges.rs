@@ -11,7 +11,7 @@ pub(super) fn wish() -> Wish {
         group: 2,
         dims: (6, 5),
         layouts: [0; 4],
-        scale: 0.3,
+        scale: 1.3,
         causal: Causal::BottomRight,
         window: (Some(150), None),
         softcap: None,
