@@ -39,6 +39,11 @@
 //! | `FLASH_ATTENTION_DEVICE` | `auto`, `cpu`, `cuda`, `cuda:N` | what [`Device::auto`] gives |
 //! | `FLASH_ATTENTION_KERNEL` | `auto`, `standard`, `tiled`, `sm80`, `sm90` | the kernel family of GPU calls that name none |
 //!
+//! There is no cache folder to name: the family `sm90` is in the library as machine code, and what the driver compiles
+//! from the PTX of the others it keeps in a cache of its own, which its variables `CUDA_CACHE_PATH`,
+//! `CUDA_CACHE_MAXSIZE` and `CUDA_CACHE_DISABLE` rule. A variable that names nothing known is an error of the call that
+//! reads it; `FLASH_ATTENTION_KERNEL` is read once in a process.
+//!
 //! # Events
 //!
 //! What happens is told through `tracing`: opening a GPU and loading a kernel at level info, plan and launch of every

@@ -109,11 +109,56 @@ pub fn write(path: &Path, tensor: &Tensor) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ndarray::ShapeBuilder;
+
+    /// A folder of this test's own.
+    fn folder(name: &str) -> std::path::PathBuf {
+        let folder = std::env::temp_dir().join(format!("compare-npy-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        folder
+    }
+
+    #[test]
+    fn fortran_order_and_f64_are_read() {
+        let folder = folder("fortran");
+        let path = folder.join("x.npy");
+        // Rows (0, 1, 2) and (3, 4, 5), column by column in the file.
+        let columns = vec![0.0f32, 3.0, 1.0, 4.0, 2.0, 5.0];
+        let array = ArrayD::from_shape_vec(IxDyn(&[2, 3]).f(), columns).unwrap();
+        write_npy(&path, &array).unwrap();
+        assert!(String::from_utf8_lossy(&std::fs::read(&path).unwrap()).contains("'fortran_order': True"));
+        let values = Values::F32(vec![0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
+        assert_eq!(read(&path).unwrap(), Tensor { shape: vec![2, 3], values });
+        let double = Tensor { shape: vec![2], values: Values::F64(vec![1e300, -0.1]) };
+        write(&path, &double).unwrap();
+        assert_eq!(read(&path).unwrap(), double);
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn other_types_and_cut_files_are_named() {
+        let folder = folder("broken");
+        let path = folder.join("x.npy");
+        write_npy(&path, &ArrayD::<i32>::zeros(IxDyn(&[4]))).unwrap();
+        let error = read(&path).unwrap_err().to_string();
+        assert!(error.starts_with(&path.display().to_string()), "{error}");
+        assert!(
+            error.ends_with("; it must be float16, float32 or float64 (bf16: use safetensors)"),
+            "{error}"
+        );
+        write(&path, &Tensor { shape: vec![8], values: Values::F16(vec![f16::ONE; 8]) }).unwrap();
+        let whole = std::fs::read(&path).unwrap();
+        for bytes in [&whole[..whole.len() - 1], &[&whole[..], &[0]].concat()] {
+            std::fs::write(&path, bytes).unwrap();
+            let error = read(&path).unwrap_err().to_string();
+            assert!(error.starts_with(&path.display().to_string()), "{error}");
+        }
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
 
     #[test]
     fn f16_and_f32_come_back_as_written() {
-        let folder = std::env::temp_dir().join(format!("compare-npy-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
+        let folder = folder("round");
         let halves =
             vec![f16::from_f32(1.5), f16::NEG_INFINITY, f16::from_f32(-0.0), f16::MAX, f16::ONE, f16::ZERO];
         for values in [Values::F16(halves), Values::F32(vec![1.0, -2.5, 3.0, 1e-40, f32::MAX, 0.0])] {

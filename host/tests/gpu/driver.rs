@@ -110,16 +110,24 @@ fn threads_and_streams_work_side_by_side() {
     // The calls of `standard` share one workspace.
     for attention in [fastest, fastest.kernel(Family::Standard)] {
         let expected = attention.run(stream).unwrap().o.to_vec().unwrap();
+        let expected_of_own = {
+            let own = tensor(device, 5);
+            Attention::forward(&own, &kv, &kv).run(stream).unwrap().o.to_vec().unwrap()
+        };
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
                     let stream = Stream::new(device).unwrap();
                     let outputs: Vec<_> = (0..20).map(|_| attention.run(&stream).unwrap()).collect();
-                    // Inputs that nobody else has are dropped while the work may still be in the stream.
+                    // Inputs and outputs that nobody else has are dropped while the work may still be in the stream,
+                    // and their memory goes to others at once.
                     let own = tensor(device, 5);
+                    let unread = Attention::forward(&own, &kv, &kv).run(&stream).unwrap();
                     let last = Attention::forward(&own, &kv, &kv).run(&stream).unwrap();
                     drop(own);
-                    drop(last);
+                    drop(unread);
+                    let _others = [tensor(device, 6), tensor(device, 7)];
+                    assert!(last.o.to_vec().unwrap() == expected_of_own, "an input went before its launch");
                     for output in outputs {
                         assert!(
                             output.o.to_vec().unwrap() == expected,
@@ -130,6 +138,38 @@ fn threads_and_streams_work_side_by_side() {
             }
         });
     }
+}
+
+#[test]
+fn every_gpu_of_the_machine_serves_in_one_process() {
+    let Some(_gpu) = gpu() else { return };
+    let devices: Vec<Device> =
+        (0..).map(Device::Cuda).take_while(|device| device.describe().is_ok()).collect();
+    if devices.len() < 2 {
+        eprintln!("NOT RUN: one GPU is all that there is");
+        return;
+    }
+    let streams: Vec<Stream> = devices.iter().map(|&device| Stream::new(device).unwrap()).collect();
+    let inputs: Vec<_> = devices.iter().map(|&device| (tensor(device, 1), tensor(device, 2))).collect();
+    // All of them at work before the first result is read.
+    let outputs: Vec<_> = inputs
+        .iter()
+        .zip(&streams)
+        .map(|((q, kv), stream)| Attention::forward(q, kv, kv).causal(true).run(stream).unwrap())
+        .collect();
+    let first = outputs[0].o.to_vec().unwrap();
+    for (&device, output) in devices.iter().zip(&outputs) {
+        assert_eq!(output.o.device(), device);
+        if device.describe() == devices[0].describe() {
+            assert!(output.o.to_vec().unwrap() == first, "{device}: another GPU of the kind, other bits");
+        }
+    }
+    let (q, kv) = &inputs[0];
+    let error = Attention::forward(q, kv, kv).run(&streams[1]).unwrap_err().to_string();
+    let message = "q is on cuda:0, but must be where the stream is, on cuda:1; copy the tensor or use a stream of \
+                   its device";
+    assert_eq!(error, message);
+    assert!(current_context().is_null(), "nothing was current before");
 }
 
 #[test]
