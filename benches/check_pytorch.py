@@ -233,10 +233,43 @@ def run_cases(library, quick, verbose):
         if wrong and refusal_is_fatal(wrong):
             print("the GPU is in an error state: stopping")
             break
+    else:
+        try:
+            wrong = captured(library)
+        except ours.Refused as refusal:
+            wrong = None if library.kernel is not None and refusal.code == ours.INVALID else str(refusal)
+            counts["refused"] += wrong is None
+        else:
+            counts["ok"] += wrong is None
+        if wrong:
+            counts["failed"] += 1
+            print("a call captured in a graph  FAILED: " + wrong)
     for text, where in refusals.items():
         print("refused %d, such as [%s]: %s" % (len(where), where[0], text))
     print("%(ok)d passed, %(failed)d failed, %(refused)d refused" % counts)
     return counts["failed"] == 0 and counts["ok"] > 0
+
+
+def captured(library):
+    """None if a call captured in a graph follows its inputs each time it is replayed, else what is wrong."""
+    # More tiles than a GPU runs at once, so that persistent kernels hand out second ones.
+    case = Case(BF16, 2, 1500, 1500, 8, 2, 128, causal=1)
+    q, k, v = [Memory(case.dtype, case.b, s, h, case.d, case.layout).view for s, h in
+               ((case.s_q, case.h), (case.s_k, case.h_k), (case.s_k, case.h_k))]
+    # "standard" wants its workspace before the capture.
+    o = library.forward(q, k, v, **case.options())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        library.forward(q, k, v, o, **case.options())
+    for replay in range(3):
+        q.copy_(torch.randn(q.shape, dtype=F32, device=DEVICE))
+        o.fill_(math.nan)
+        graph.replay()
+        expected = library.forward(q, k, v, **case.options())
+        differ = int((o != expected).sum())
+        if differ:
+            return "replay %d: %d elements differ from those of the call itself" % (replay, differ)
+    return None
 
 
 def refusal_is_fatal(wrong):

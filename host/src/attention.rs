@@ -32,6 +32,7 @@ impl From<bool> for Causal {
 /// # Ok::<(), flash_attention::Error>(())
 /// ```
 #[derive(Clone, Copy)]
+#[must_use = "nothing runs before run, run_into or run_on"]
 pub struct Attention<'a, T> {
     q: TensorView<'a, T>,
     k: TensorView<'a, T>,

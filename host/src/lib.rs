@@ -27,7 +27,8 @@
 //!
 //! A launch returns before the work is done. With tensors that this library owns all is safe: dropping one waits for
 //! the device. What lets memory or streams of others in is unsafe, because nobody here can keep them alive until the
-//! work is done: [`TensorView::from_raw`], [`TensorViewMut::from_raw`], [`Attention::run_on`] and [`launch::forward`].
+//! work is done: [`TensorView::from_raw`], [`TensorViewMut::from_raw`], [`dlpack::Imported`], the views of
+//! cust's buffers (module `cuda`, feature `cust`), [`Attention::run_on`] and [`launch::forward`].
 //! So is capturing a [`Stream`] in a graph, by the driver's own functions: the graph holds addresses only, and a tensor
 //! that is dropped waits for the work in streams, not for launches of a graph that are still to come. What else a
 //! captured call asks for is said at [`launch::forward`].
