@@ -13,6 +13,19 @@ pub const MAX_HEAD_DIM: usize = 256;
 
 /// How a causal mask is aligned. Key `j` is allowed for query `i` where `j <= i + δ`.
 ///
+/// ```text
+/// 2 queries, 5 keys                     4 queries, 2 keys
+///       BottomRight    TopLeft                BottomRight    TopLeft
+///     j 0 1 2 3 4      0 1 2 3 4            j 0 1            0 1
+/// i 0   x x x x .      x . . . .        i 0   . .            x .
+/// i 1   x x x x x      x x . . .        i 1   . .            x x
+///                                       i 2   x .            x x
+///       δ = 3          δ = 0            i 3   x x            x x
+///                                             δ = -2         δ = 0
+/// ```
+///
+/// Rows without a key have O = 0 and LSE = -inf.
+///
 /// ```
 /// use flash_attention::{Causal, DType, Problem};
 /// let diagonal = |causal| Problem { seqlen_k: 10, causal, ..Problem::new(DType::F16, 1, 4, 1, 64) }.diagonal();
@@ -31,7 +44,18 @@ pub enum Causal {
     TopLeft,
 }
 
-/// A sliding window: `i + δ - left <= j <= i + δ + right`, each side inclusive, `None` open.
+/// A sliding window: `i + δ - left <= j <= i + δ + right`, each side inclusive, `None` open. δ is that of [`Causal`],
+/// also where there is no causal mask; with one, a key has to be inside of both.
+///
+/// ```text
+/// 5 queries, 5 keys:  left 1, right 0    left 1, right 1    left open, right 1
+///                   j 0 1 2 3 4          0 1 2 3 4          0 1 2 3 4
+///               i 0   x . . . .          x x . . .          x x . . .
+///               i 1   x x . . .          x x x . .          x x x . .
+///               i 2   . x x . .          . x x x .          x x x x .
+///               i 3   . . x x .          . . x x x          x x x x x
+///               i 4   . . . x x          . . . x x          x x x x x
+/// ```
 ///
 /// ```
 /// use flash_attention::Window;
@@ -166,7 +190,12 @@ impl Problem {
         }
     }
 
-    /// The key head that query head `h` reads.
+    /// The key head that query head `h` reads: neighbours share one.
+    ///
+    /// ```text
+    /// heads = 6, kv_heads = 2:    query heads  0 1 2   3 4 5
+    ///                             key heads      0       1
+    /// ```
     ///
     /// ```
     /// use flash_attention::{DType, Problem};
