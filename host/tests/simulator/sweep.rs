@@ -128,6 +128,23 @@ fn negative_scores_are_right() {
     });
 }
 
+/// Many tiles of one block of keys: Q's place comes free before V has arrived, and no thread that waits for that Q may
+/// miss it.
+#[test]
+fn a_slow_thread_misses_no_tile() {
+    let faults: Vec<String> = [(DType::F16, 64), (DType::F16, 96), (DType::Bf16, 128), (DType::Bf16, 256)]
+        .par_iter()
+        .flat_map_iter(|&(dtype, d)| {
+            let case = Case { heads: (20, 20), ..Case::new(dtype, (5, 60), d) };
+            (0..12).flat_map(move |seed| {
+                let faults = case.faults(Family::Sm90, &Options { seed, ..Options::default() });
+                faults.into_iter().take(1).map(move |fault| format!("{case:?} seed {seed}: {fault}"))
+            })
+        })
+        .collect();
+    assert!(faults.is_empty(), "{} faults:\n{}", faults.len(), faults.join("\n"));
+}
+
 /// One short case for every entry: each tile and each mask is compiled for itself.
 #[test]
 fn every_entry_is_right_and_clean() {

@@ -130,9 +130,9 @@ where
         let warpgroup = warp::uniform(thread / WARPGROUP_THREADS);
         if thread == 0 {
             let readers = CONSUMERS * WARPGROUP_THREADS / warp::WARP_SIZE;
-            // SAFETY: one thread, before any use.
+            // SAFETY: one thread, before any use. Q and the tile numbers the second producer waits for as well.
             unsafe {
-                kernel.shared.q_gates.init(readers);
+                kernel.shared.q_gates.init(readers + 1);
                 kernel.shared.k_gates.init(readers);
                 kernel.shared.v_gates.init(readers);
                 kernel.shared.tile_gates.init(readers + 1);
@@ -277,8 +277,10 @@ where
         // SAFETY: the one thread that fills this ring; each opened buffer gets the copies that it announces.
         unsafe {
             while let Some(tile) = self.next_tile::<false>(&mut tile_state) {
-                // Q is wanted sooner, and copies queue.
+                // Q is wanted sooner, and copies queue. The place is not this thread's to free, but it has to have seen
+                // that Q before the next one comes: two rounds later the barrier looks as if it had not come yet.
                 shared.q_gates.wait_full(q_state);
+                shared.q_gates.release(q_state);
                 q_state.advance();
                 let mut n = self.key_blocks(tile).end;
                 while n > 0 {

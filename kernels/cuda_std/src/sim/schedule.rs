@@ -38,6 +38,8 @@ pub(crate) fn run_cluster(machine: Handle<Machine>, first: u32, shared_bytes: us
     let mut machine = machine;
     // Some seeds let asynchronous work complete soon, some late, some only when nothing else can go on.
     let eagerness = [64, 16, 255, 0][machine.rng.below(4)];
+    // And some let one warp run rarely as long as others can.
+    let slow = machine.rng.below(2 * cluster.warps.len()) as u32;
     while running > 0 && machine.findings.count() < GIVE_UP {
         if cluster.ready.is_empty() {
             if complete_one(whole) {
@@ -46,7 +48,10 @@ pub(crate) fn run_cluster(machine: Handle<Machine>, first: u32, shared_bytes: us
             report_deadlock(&mut cluster);
             break;
         }
-        let pick = machine.rng.below(cluster.ready.len());
+        let mut pick = machine.rng.below(cluster.ready.len());
+        if cluster.ready[pick] == slow && machine.rng.below(256) > 0 {
+            pick = (pick + 1) % cluster.ready.len();
+        }
         let warp = cluster.ready.swap_remove(pick) as usize;
         let lanes = std::mem::take(&mut cluster.warps[warp].ready);
         let first_thread = cluster.warps[warp].first;
