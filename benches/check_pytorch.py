@@ -192,6 +192,13 @@ def cases(quick):
         yield Case(BF16, 3, 150, 210, 6, 2, d, causal=causal, layout=layout)
     for dtype, (h, h_k) in itertools.product((F16, F32), ((8, 1), (6, 3), (5, 5), (32, 8))):
         yield Case(dtype, 2, 100, 260, h, h_k, 64, causal=1)
+    # Short queries of grouped heads, which may share tiles.
+    groups = ((6, 2), (8, 1)) if quick else ((4, 2), (6, 2), (8, 2), (7, 1), (16, 2), (16, 1), (64, 1))
+    short = (1, 17) if quick else (1, 3, 17, 64, 100)
+    for n, ((h, h_k), s_q, d) in enumerate(itertools.product(groups, short, (64, 128) if quick else (64, 96, 128, 256))):
+        layout = ("bshd", "bhsd", "padded")[n % 3]
+        yield Case((F16, BF16)[n % 2], 2, s_q, 300, h, h_k, d, layout=layout)
+        yield Case((BF16, F16)[n % 2], 3, s_q, (20, 170, 1000)[n % 3], h, h_k, d, causal=1 + n % 2, layout=layout)
     for d, d_v in ((64, 128), (128, 64), (192, 128), (40, 96), (8, 256)):
         yield Case(BF16, 2, 140, 270, 3, 3, d, d_v, causal=1)
         yield Case(F32, 1, 70, 90, 3, 3, d, d_v, causal=0)
@@ -286,7 +293,7 @@ def random_case(rng):
         length = lambda: int(2 ** rng.uniform(0, 11.5))
         s_q, s_k = length(), length()
         h_k = rng.randint(1, 4)
-        h, b = h_k * rng.choice((1, 1, 2, 4)), rng.randint(1, 6)
+        h, b = h_k * rng.choice((1, 1, 2, 4, rng.randint(3, 16))), rng.randint(1, 6)
         if b * h * s_q * s_k <= 2**24 and b * h * max(s_q, s_k) * max(d, d_v) <= 2**23:
             layout = rng.choice(("bshd", "bshd", "bhsd", "padded"))
             return Case(dtype, b, s_q, s_k if rng.random() < 0.7 else s_q, h, h_k, d, d_v, rng.randint(0, 2), layout)
@@ -413,8 +420,8 @@ def other_bits_elsewhere(library, case):
 def same_bits(library, runs=100, batch=5):
     """The same bits in every run, and at every position of a batch among other data."""
     good = True
-    for dtype, d, causal, s in itertools.product((BF16, F16), (64, 128, 256), (0, 1), (1000,)):
-        case = Case(dtype, batch, s, s, 4, 2, d, causal=causal)
+    for dtype, d, causal, (s, h) in itertools.product((BF16, F16), (64, 128, 256), (0, 1), ((1000, 4), (9, 14))):
+        case = Case(dtype, batch, s, s, h, 2, d, causal=causal)
         try:
             wrong = repeat(library, case, runs) or other_bits_elsewhere(library, case)
         except ours.Refused as refusal:

@@ -33,13 +33,24 @@ pub(crate) struct Books {
     pub free: Option<usize>,
 }
 
-/// What a tensor map was made from.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// What a tensor map was made from; 0 in the dimensions that it has not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Map {
     pub address: u64,
-    pub dims: [u64; 4],
-    pub strides: [u64; 3],
-    pub boxes: [u32; 4],
+    dims: [u64; 5],
+    strides: [u64; 4],
+    boxes: [u32; 5],
+}
+
+impl Map {
+    /// Notes are taken without allocating.
+    pub fn new(address: u64, dims: &[u64], strides: &[u64], boxes: &[u32]) -> Self {
+        let mut map = Map { address, ..Map::default() };
+        map.dims[..dims.len()].copy_from_slice(dims);
+        map.strides[..strides.len()].copy_from_slice(strides);
+        map.boxes[..boxes.len()].copy_from_slice(boxes);
+        map
+    }
 }
 
 /// Threads of the Hopper kernels in the tests' table; no other kernel there has as many.
@@ -257,12 +268,15 @@ mod functions {
         _promotion: i32,
         _fill: i32,
     ) -> Code {
-        assert_eq!((element, rank, swizzle), (driver::TENSOR_MAP_UINT16, 4, driver::TENSOR_MAP_SWIZZLE_128B));
+        assert_eq!((element, swizzle), (driver::TENSOR_MAP_UINT16, driver::TENSOR_MAP_SWIZZLE_128B));
         assert_eq!(map as usize % 64, 0);
-        // SAFETY: a place for the map; four dimensions and boxes, three strides.
+        let rank = rank as usize;
+        // SAFETY: a place for the map; as many dimensions and boxes as it says, one stride less.
         unsafe {
             map.write([address; 16]);
-            let map = Map { address, dims: *dims.cast(), strides: *strides.cast(), boxes: *boxes.cast() };
+            let dims = std::slice::from_raw_parts(dims, rank);
+            let strides = std::slice::from_raw_parts(strides, rank - 1);
+            let map = Map::new(address, dims, strides, std::slice::from_raw_parts(boxes, rank));
             books(|books| books.maps.push(map));
         }
         note("cuTensorMapEncodeTiled")

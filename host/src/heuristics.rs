@@ -1,6 +1,7 @@
 //! Choices that change speed and never a result's meaning: pure functions of the problem and the GPU.
 
-use crate::problem::Problem;
+use crate::plan::{Entry, Family, Packing};
+use crate::problem::{MAX_SEQLEN, Problem};
 
 /// Bytes of keys and values that are meant to stay in the L2 cache together: well below the 40 to 50 MB of the GPUs
 /// that this project knows, because Q and O pass through it as well.
@@ -32,10 +33,62 @@ pub fn heads_per_group(problem: &Problem, blocks_m: u32) -> u32 {
     u32::try_from(all.div_ceil(all.div_ceil(heads))).unwrap_or(u32::MAX)
 }
 
+/// How the query heads of a key head share the tiles of `entry`: all of them do where that makes fewer tiles, and each
+/// has its own where it does not. Rows past a short sequence's end are then those of another head instead of nobody's.
+///
+/// A function of `heads / kv_heads` and not of either, as whatever a plan chooses.
+pub fn packing(problem: &Problem, entry: &Entry) -> Packing {
+    let &Problem { heads, kv_heads, seqlen_q, .. } = problem;
+    let group = heads / kv_heads;
+    if entry.family != Family::Sm90 || group > Packing::MAX_HEADS as usize {
+        return Packing::NONE;
+    }
+    let packed = Packing::of(group as u32);
+    let tiles_of_group = |packing: Packing| {
+        blocks_of_rows(seqlen_q, packing, entry).saturating_mul(group / packing.heads() as usize)
+    };
+    let countable = seqlen_q <= MAX_SEQLEN >> packed.shift();
+    if countable && tiles_of_group(packed) < tiles_of_group(Packing::NONE) { packed } else { Packing::NONE }
+}
+
+/// Blocks of rows that the tiles of `entry` cut `seqlen_q` queries into, for one head or for those that share a tile.
+pub fn blocks_of_rows(seqlen_q: usize, packing: Packing, entry: &Entry) -> usize {
+    (seqlen_q << packing.shift()).div_ceil(entry.block_m as usize)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::problem::DType;
+
+    /// The heads of a tile of 128 rows.
+    fn packed(seqlen_q: usize, heads: usize, kv_heads: usize) -> u32 {
+        let mut problem = Problem::new(DType::Bf16, 3, seqlen_q, heads, 128);
+        (problem.kv_heads, problem.seqlen_k) = (kv_heads, 1024);
+        let entry = flash_attention_kernels::config::entries()
+            .find(|entry| entry.family == Family::Sm90 && entry.block_m == 128)
+            .unwrap();
+        packing(&problem, entry).heads()
+    }
+
+    #[test]
+    fn short_queries_share_tiles_with_the_group() {
+        assert_eq!([packed(1, 8, 8), packed(1, 8, 4), packed(1, 8, 1), packed(1, 32, 8)], [1, 2, 8, 4]);
+        // The number of heads does not matter, their ratio does.
+        assert_eq!([packed(17, 14, 2), packed(17, 28, 4), packed(17, 7, 1)], [7, 7, 7]);
+        // A box of Q is 64 rows.
+        assert_eq!([packed(1, 64, 1), packed(1, 65, 1)], [64, 1]);
+    }
+
+    #[test]
+    fn sharing_has_to_save_tiles() {
+        // Two heads: 128 rows are a whole tile, 64 and 130 are not.
+        assert_eq!([64, 65, 128, 130, 192, 256].map(|s| packed(s, 2, 1)), [2, 1, 1, 2, 2, 1]);
+        // Three heads take the rows of four: from 32 queries on one tile does not hold them, from 64 on three are as good.
+        assert_eq!([1, 32, 33, 64, 65, 96].map(|s| packed(s, 3, 1)), [3, 3, 3, 3, 1, 1]);
+        assert_eq!([4096, 4096 + 1].map(|s| packed(s, 8, 1)), [1, 8]);
+        assert_eq!([0, MAX_SEQLEN].map(|s| packed(s, 8, 1)), [1, 1]);
+    }
 
     fn group(batch: usize, seqlen: usize, heads: usize, kv_heads: usize) -> u32 {
         let mut problem = Problem::new(DType::Bf16, batch, seqlen, heads, 128);

@@ -4,10 +4,10 @@ pub(crate) mod standard;
 
 use crate::device;
 use crate::error::{Error, Result};
-use crate::heuristics::heads_per_group;
+use crate::heuristics::{blocks_of_rows, heads_per_group};
 use crate::layout;
 use crate::module::{Context, check, driver_functions};
-use crate::plan::{Alignment, Entry, Family, Plan, PlanOptions};
+use crate::plan::{Alignment, Entry, Family, Packing, Plan, PlanOptions};
 use crate::problem::{Causal, Problem, Strides};
 use flash_attention_driver as driver;
 use flash_attention_driver::{Functions, LaunchConfig};
@@ -118,13 +118,13 @@ unsafe fn run(
     if problem.batch == 0 || problem.seqlen_q == 0 {
         return Ok(());
     }
-    let entry = &plan.entry;
-    let tiles = tiles(entry, problem)?;
+    let Plan { entry, packing, .. } = plan;
+    let tiles = tiles(entry, *packing, problem)?;
     match entry.family {
         // SAFETY: the caller's promises.
         Family::Standard => unsafe { standard::run(context, entry, problem, addresses, stream) },
         Family::Tiled | Family::Sm80 => {
-            let mut params = forward_params(entry, problem, addresses);
+            let mut params = forward_params(entry, *packing, problem, addresses);
             // SAFETY: the entry takes one ForwardParams and the memory is as the caller promises.
             unsafe { submit(context, entry, tiles, (&raw mut params).cast(), stream) }
         }
@@ -134,8 +134,7 @@ unsafe fn run(
             let work_counter =
                 if tiles > grid { context.counters()?.take(context.driver(), stream)? } else { 0 };
             let encode = |shape: &MapShape| tensor_map(context.driver(), shape);
-            let forward = forward_params(entry, problem, addresses);
-            let mut params = sm90_params(entry, problem, forward, work_counter, encode)?;
+            let mut params = sm90_params(plan, problem, addresses, work_counter, encode)?;
             // SAFETY: the entry takes one Sm90Params, the counter is this launch's, and the memory is as the caller
             // promises.
             unsafe { submit(context, entry, grid, (&raw mut params).cast(), stream) }
@@ -144,9 +143,9 @@ unsafe fn run(
 }
 
 /// Tiles of query rows of the whole call, one for each block of a plain grid.
-pub(crate) fn tiles(entry: &Entry, problem: &Problem) -> Result<u32> {
-    let tiles = problem.seqlen_q.div_ceil(entry.block_m as usize) as u128
-        * problem.heads as u128
+pub(crate) fn tiles(entry: &Entry, packing: Packing, problem: &Problem) -> Result<u32> {
+    let tiles = blocks_of_rows(problem.seqlen_q, packing, entry) as u128
+        * (problem.heads / packing.heads() as usize) as u128
         * problem.batch as u128;
     u32::try_from(tiles).ok().filter(|&tiles| tiles <= i32::MAX as u32).ok_or_else(|| {
         Error::invalid(
@@ -159,7 +158,12 @@ pub(crate) fn tiles(entry: &Entry, problem: &Problem) -> Result<u32> {
 }
 
 /// The launch parameters of every family.
-pub(crate) fn forward_params(entry: &Entry, problem: &Problem, addresses: &Addresses) -> ForwardParams {
+pub(crate) fn forward_params(
+    entry: &Entry,
+    packing: Packing,
+    problem: &Problem,
+    addresses: &Addresses,
+) -> ForwardParams {
     let strides = |strides: Strides| params::Strides {
         batch: strides.batch as i64,
         seq: strides.seq as i64,
@@ -185,62 +189,109 @@ pub(crate) fn forward_params(entry: &Entry, problem: &Problem, addresses: &Addre
         scale: problem.scale,
         // Lengths are below 2^31, so their difference fits.
         causal_offset: if problem.causal == Causal::No { 0 } else { problem.diagonal() as i32 },
-        blocks_m: problem.seqlen_q.div_ceil(entry.block_m as usize) as u32,
+        blocks_m: blocks_of_rows(problem.seqlen_q, packing, entry) as u32,
     }
 }
 
-/// A 16-bit tensor `(head dim, sequence, head, batch)` as a tensor map describes it, innermost first, in boxes of 64
-/// columns with the 128-byte swizzle. The inner extent is the true one, so that columns past it arrive as zeros and
-/// never as the next head's.
+/// A dimension of a tensor outside of its rows.
+struct Outer {
+    extent: usize,
+    /// Elements from one entry to the next.
+    stride: usize,
+    /// Entries in a box.
+    in_box: u32,
+}
+
+/// A 16-bit tensor as a tensor map describes it, innermost dimension first, in boxes of 64 columns with the 128-byte
+/// swizzle. The inner extent is the true one, so that columns past it arrive as zeros and never as the next head's.
 pub(crate) struct MapShape {
     pub address: u64,
-    pub dims: [u64; 4],
-    /// In bytes, from the second dimension on.
-    pub strides: [u64; 3],
-    pub boxes: [u32; 4],
+    rank: usize,
+    dims: [u64; 5],
+    strides: [u64; 4],
+    boxes: [u32; 5],
 }
 
 impl MapShape {
     const ELEMENT_BYTES: usize = 2;
 
-    fn new(address: u64, dims: [usize; 4], strides: Strides, rows: u32) -> Self {
-        let dims = dims.map(|dim| dim as u64);
-        // The stride of a dimension with one entry is never used, but has to be a valid one.
-        let stride = |stride: usize, extent: u64| {
-            if extent > 1 { (stride * Self::ELEMENT_BYTES) as u64 } else { 16 * dims[0] }
+    fn new<const OUTER: usize>(address: u64, columns: usize, outer: [Outer; OUTER]) -> Self {
+        let mut shape = MapShape {
+            address,
+            rank: OUTER + 1,
+            dims: [columns as u64; 5],
+            // The stride of a dimension with one entry is never used, but has to be a valid one.
+            strides: [16 * columns as u64; 4],
+            boxes: [64; 5],
         };
-        let strides =
-            [stride(strides.seq, dims[1]), stride(strides.head, dims[2]), stride(strides.batch, dims[3])];
-        MapShape { address, dims, strides, boxes: [64, rows, 1, 1] }
+        for (i, Outer { extent, stride, in_box }) in outer.into_iter().enumerate() {
+            (shape.dims[i + 1], shape.boxes[i + 1]) = (extent as u64, in_box);
+            if extent > 1 {
+                shape.strides[i] = (stride * Self::ELEMENT_BYTES) as u64;
+            }
+        }
+        shape
+    }
+
+    /// Entries of each dimension.
+    pub fn dims(&self) -> &[u64] {
+        &self.dims[..self.rank]
+    }
+
+    /// In bytes, from the second dimension on.
+    pub fn strides(&self) -> &[u64] {
+        &self.strides[..self.rank - 1]
+    }
+
+    /// Entries of a box in each dimension.
+    pub fn boxes(&self) -> &[u32] {
+        &self.boxes[..self.rank]
     }
 }
 
 /// The launch parameters of the family `sm90`, with the tensor maps of whoever `encode`s them.
 pub(crate) fn sm90_params(
-    entry: &Entry,
+    plan: &Plan,
     problem: &Problem,
-    forward: ForwardParams,
+    addresses: &Addresses,
     work_counter: u64,
     encode: impl Fn(&MapShape) -> Result<TensorMap>,
 ) -> Result<Sm90Params> {
     // A warpgroup loads and multiplies 64 rows of Q.
     const Q_ROWS: u32 = 64;
+    let &Plan { entry, packing, .. } = plan;
     let &Problem { batch, seqlen_q, seqlen_k, heads, kv_heads, head_dim, head_dim_v, q, k, v, .. } = problem;
-    let map = |address, dims, strides, rows| encode(&MapShape::new(address, dims, strides, rows));
-    let heads_per_group = heads_per_group(problem, forward.blocks_m);
+    let forward = forward_params(&entry, packing, problem, addresses);
+    // Heads that share a tile are one head of the map and of the order of tiles.
+    let shared = packing.heads() as usize;
+    let groups = heads / shared;
+    let outer = |extent, stride, in_box| Outer { extent, stride, in_box };
+    let q_map = MapShape::new(
+        forward.q,
+        head_dim,
+        [
+            outer(shared, q.head, 1 << packing.shift()),
+            outer(seqlen_q, q.seq, packing.query(Q_ROWS)),
+            outer(groups, shared * q.head, 1),
+            outer(batch, q.batch, 1),
+        ],
+    );
+    let of_keys = |address, columns, strides: Strides| {
+        let rows = outer(seqlen_k, strides.seq, entry.block_n);
+        let outer = [rows, outer(kv_heads, strides.head, 1), outer(batch, strides.batch, 1)];
+        encode(&MapShape::new(address, columns, outer))
+    };
+    let heads_per_group = heads_per_group(&Problem { heads: groups, ..*problem }, forward.blocks_m);
+    let order =
+        TileOrder::new(forward.blocks_m, groups as u32, forward.kv_heads, forward.batch, heads_per_group);
     Ok(Sm90Params {
-        q_map: map(forward.q, [head_dim, seqlen_q, heads, batch], q, Q_ROWS)?,
-        k_map: map(forward.k, [head_dim, seqlen_k, kv_heads, batch], k, entry.block_n)?,
-        v_map: map(forward.v, [head_dim_v, seqlen_k, kv_heads, batch], v, entry.block_n)?,
+        q_map: encode(&q_map)?,
+        k_map: of_keys(forward.k, head_dim, k)?,
+        v_map: of_keys(forward.v, head_dim_v, v)?,
         forward,
         work_counter,
-        order: TileOrder::new(
-            forward.blocks_m,
-            forward.heads,
-            forward.kv_heads,
-            forward.batch,
-            heads_per_group,
-        ),
+        order,
+        packing,
     })
 }
 
@@ -251,17 +302,17 @@ fn tensor_map(driver: &Functions, shape: &MapShape) -> Result<TensorMap> {
     struct Aligned([u64; 16]);
 
     let mut map = Aligned([0; 16]);
-    let element_strides = [1u32; 4];
-    // SAFETY: four dimensions and three strides, and the map's address is aligned as the driver asks.
+    let element_strides = [1u32; 5];
+    // SAFETY: as many dimensions and strides as it says, and the map's address is aligned as the driver asks.
     let code = unsafe {
         (driver.cuTensorMapEncodeTiled)(
             &mut map.0,
             driver::TENSOR_MAP_UINT16,
-            shape.dims.len() as u32,
+            shape.dims().len() as u32,
             shape.address,
-            shape.dims.as_ptr(),
-            shape.strides.as_ptr(),
-            shape.boxes.as_ptr(),
+            shape.dims().as_ptr(),
+            shape.strides().as_ptr(),
+            shape.boxes().as_ptr(),
             element_strides.as_ptr(),
             driver::TENSOR_MAP_INTERLEAVE_NONE,
             driver::TENSOR_MAP_SWIZZLE_128B,

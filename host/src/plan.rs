@@ -1,13 +1,14 @@
 //! Which kernel runs a problem on a GPU, and why: a pure function of numbers.
 //!
-//! A plan depends on the element type, the head dimensions, the lengths, the mask, the GPU, and on strides and
-//! alignments, because some kernels cannot take every layout. It never depends on the batch size or the number of
-//! heads, so that a sequence's result does not depend on its company.
+//! A plan depends on the element type, the head dimensions, the lengths, the mask, the GPU, on how many query heads read
+//! one key head, and on strides and alignments, because some kernels cannot take every layout. It never depends on the
+//! batch size or the number of key heads, so that a sequence's result does not depend on its company.
 
 use crate::error::{Error, Result};
-use crate::launch;
 use crate::problem::{Causal, DType, Problem, Strides, Window};
+use crate::{heuristics, launch};
 pub use flash_attention_kernels::config::{Entry, Family, MaskKind, Part};
+pub use flash_attention_kernels::params::Packing;
 use std::fmt;
 
 /// What a plan has to know about a GPU.
@@ -91,6 +92,8 @@ pub struct PlanOptions {
 pub struct Plan {
     /// The kernel.
     pub entry: Entry,
+    /// How query heads share tiles.
+    pub packing: Packing,
     /// Families that were preferred and could not be taken, in the order in which they were asked.
     refused: [Option<(Family, Refusal)>; FAMILIES.len()],
 }
@@ -199,7 +202,7 @@ impl Plan {
         }
         if let Some(family) = options.kernel {
             return match choose(family, &entries, problem, gpu, options) {
-                Ok(entry) => Ok(Plan { entry, refused: [None; FAMILIES.len()] }),
+                Ok(entry) => Ok(Plan::of(entry, problem, [None; FAMILIES.len()])),
                 Err(why) => Err(Error::invalid(
                     "kernel",
                     family.name(),
@@ -211,7 +214,7 @@ impl Plan {
         let mut refused = [None; FAMILIES.len()];
         for (n, family) in FAMILIES.into_iter().enumerate() {
             match choose(family, &entries, problem, gpu, options) {
-                Ok(entry) => return Ok(Plan { entry, refused }),
+                Ok(entry) => return Ok(Plan::of(entry, problem, refused)),
                 Err(why) => refused[n] = Some((family, why)),
             }
         }
@@ -219,6 +222,10 @@ impl Plan {
             refused.iter().flatten().map(|(family, why)| format!("{} {why}", family.name())).collect();
         let what = format!("no kernel can run this problem ({})", reasons.join("; "));
         Err(Error::unavailable_on_gpu(what, "change what the reasons name"))
+    }
+
+    fn of(entry: Entry, problem: &Problem, refused: [Option<(Family, Refusal)>; FAMILIES.len()]) -> Self {
+        Plan { entry, packing: heuristics::packing(problem, &entry), refused }
     }
 
     /// Bytes of device memory that a call of `problem` needs beside its tensors: the matrix of scores for `standard`,
@@ -256,6 +263,9 @@ impl fmt::Display for Plan {
             "{name}: tiles of {block_m} x {block_n}, {stages} stages, {threads} threads, \
              {shared_bytes} bytes of shared memory"
         )?;
+        if self.packing != Packing::NONE {
+            write!(f, ", {} query heads in each tile", self.packing.heads())?;
+        }
         for (family, why) in self.refused() {
             write!(f, "; {}: {why} → {}", family.name(), self.entry.family.name())?;
         }

@@ -91,7 +91,7 @@ pub fn forward<T: Element>(
     let report = if problem.batch == 0 || problem.seqlen_q == 0 {
         Report::default()
     } else {
-        run(&plan.entry, problem, &addresses, &mut memory, options)?
+        run(&plan, problem, &addresses, &mut memory, options)?
     };
     let rows = problem.batch * problem.heads * problem.seqlen_q;
     Ok(Outcome {
@@ -103,17 +103,18 @@ pub fn forward<T: Element>(
 }
 
 fn run(
-    entry: &Entry,
+    plan: &Plan,
     problem: &Problem,
     addresses: &Addresses,
     memory: &mut Memory,
     options: &Options,
 ) -> Result<Report> {
-    let forward = launch::forward_params(entry, problem, addresses);
-    let tiles = launch::tiles(entry, problem)?;
+    let Plan { entry, packing, .. } = plan;
+    let tiles = launch::tiles(entry, *packing, problem)?;
     match function(entry)? {
         Kernel::Standard(_) => run_standard(entry, problem, addresses, memory, options),
         Kernel::Forward(function) => {
+            let forward = launch::forward_params(entry, *packing, problem, addresses);
             // SAFETY: the simulated device checks every access; the parameters are those of the entry.
             Ok(launch_of(entry, tiles, options).run(memory, || unsafe { function(forward) }))
         }
@@ -125,10 +126,10 @@ fn run(
                 memory.write(work_counter, &[0u32; 2]);
             }
             let encode = |map: &MapShape| {
-                let MapShape { address, dims, strides, boxes } = map;
-                Ok(TensorMap(encode_tensor_map(*address, dims, strides, boxes, 2, Swizzle::Bytes128)))
+                let (dims, strides, boxes) = (map.dims(), map.strides(), map.boxes());
+                Ok(TensorMap(encode_tensor_map(map.address, dims, strides, boxes, 2, Swizzle::Bytes128)))
             };
-            let params = launch::sm90_params(entry, problem, forward, work_counter, encode)?;
+            let params = launch::sm90_params(plan, problem, addresses, work_counter, encode)?;
             let maps = ParamAddress(&raw const params as u64);
             // SAFETY: as above.
             Ok(launch_of(entry, grid, options).run(memory, || unsafe { function(params, maps) }))

@@ -1,5 +1,7 @@
 //! What a launch hands to a kernel: `repr(C)` structs of plain integers, the same on both sides.
 
+use cuda_std::mutant;
+
 /// Element strides of one tensor, as `(batch, sequence, head)`; the last dimension is contiguous.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -56,7 +58,7 @@ pub struct ForwardParams {
     pub scale: f32,
     /// The offset δ of a causal mask: key `j` is allowed for query `i` where `j <= i + causal_offset`.
     pub causal_offset: i32,
-    /// Blocks of query rows of a sequence: `ceil(seqlen_q / block_m)`.
+    /// Blocks of query rows of a sequence: `ceil(seqlen_q / block_m)`, or of [packed](Packing) ones.
     pub blocks_m: u32,
 }
 
@@ -82,7 +84,7 @@ pub struct TensorMap(pub [u64; 16]);
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sm90Params {
-    /// Map of Q.
+    /// Map of Q: of `(head dim, heads of a tile, sequence, groups of heads, batch)`, innermost first.
     pub q_map: TensorMap,
     /// Map of K.
     pub k_map: TensorMap,
@@ -92,8 +94,60 @@ pub struct Sm90Params {
     pub forward: ForwardParams,
     /// Device address of this launch's work counter (u32 pairs, zero between launches), or 0 for the static order.
     pub work_counter: u64,
-    /// The order of the tiles.
+    /// The order of the tiles. Its heads are groups of `packing.heads()` query heads.
     pub order: TileOrder,
+    /// How query heads share the rows of a tile.
+    pub packing: Packing,
+}
+
+/// How the query heads that read one key head share the rows of a tile.
+///
+/// *Packed row* `p` is query `p >> shift` of head `p mod 2^shift` of the group: a tile of 128 rows holds 128 queries of
+/// one head, or 32 queries of 4. Where the heads are no power of two, some packed rows stand for none of them.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Packing {
+    shift: u32,
+    heads: u32,
+}
+
+impl Packing {
+    /// Every tile has one head: packed rows are queries.
+    pub const NONE: Packing = Packing::of(1);
+    /// Most heads of a tile: 64 rows are copied at once, and they hold whole queries.
+    pub const MAX_HEADS: u32 = 64;
+
+    /// `heads` query heads a tile, at least 1.
+    pub const fn of(heads: u32) -> Self {
+        Packing { shift: heads.next_power_of_two().trailing_zeros(), heads }
+    }
+
+    /// Query heads of a tile.
+    #[inline(always)]
+    pub const fn heads(self) -> u32 {
+        self.heads
+    }
+
+    /// Packed rows are queries times two to the power of this.
+    #[inline(always)]
+    pub const fn shift(self) -> u32 {
+        self.shift
+    }
+
+    /// The query that a packed row is of; for the first row of whole queries also their first, and for their number
+    /// of rows also theirs.
+    #[inline(always)]
+    pub const fn query(self, row: u32) -> u32 {
+        row >> self.shift
+    }
+
+    /// The head of the group that a packed row is of; `None` if of none.
+    #[inline(always)]
+    pub fn head(self, row: u32) -> Option<u32> {
+        let row = mutant!(HeadOfQueryBits, self.query(row), row);
+        let head = row & ((1 << self.shift) - 1);
+        (head < mutant!(PaddingStored, 1 << self.shift, self.heads)).then_some(head)
+    }
 }
 
 /// A divisor prepared on the host, so that the device divides by one multiplication.
@@ -154,12 +208,12 @@ pub struct TileOrder {
     queries_per_key: Divisor,
 }
 
-/// One tile of work: a block of query rows of one head.
+/// One tile of work: a block of query rows of one head, or of the [packed](Packing) rows of a group of heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WorkTile {
     /// Block of query rows.
     pub block_m: u32,
-    /// Query head.
+    /// Query head, or group of them.
     pub head: u32,
     /// Batch entry.
     pub batch: u32,
@@ -229,6 +283,26 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn packed_rows_are_queries_and_heads_each_once() {
+        for heads in [1, 2, 3, 4, 7, 8, 16, 33, 64] {
+            let (packing, queries) = (Packing::of(heads), 5);
+            let rows = queries << packing.shift();
+            let mut seen = HashSet::new();
+            for row in 0..rows {
+                if let Some(head) = packing.head(row) {
+                    assert!(head < heads && packing.query(row) < queries);
+                    assert!(seen.insert((packing.query(row), head)));
+                }
+            }
+            assert_eq!((packing.heads(), seen.len() as u32), (heads, queries * heads));
+            assert!(Packing::MAX_HEADS.is_multiple_of(1 << packing.shift()));
+        }
+        // The order in which a copy of whole queries fills the rows: heads innermost.
+        let rows = [0, 1, 2, 3, 4].map(|row| (Packing::of(3).query(row), Packing::of(3).head(row)));
+        assert_eq!(rows, [(0, Some(0)), (0, Some(1)), (0, Some(2)), (0, None), (1, Some(0))]);
     }
 
     #[test]

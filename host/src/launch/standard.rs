@@ -4,6 +4,7 @@ use super::{Entry, RawStream, forward_params, submit, tiles};
 use crate::error::{Error, Result};
 use crate::launch::Addresses;
 use crate::module::Context;
+use crate::plan::Packing;
 use crate::problem::{Causal, MAX_SEQLEN, Problem};
 use flash_attention_kernels::config;
 use flash_attention_kernels::params::{ForwardParams, StandardParams, Strides};
@@ -35,7 +36,7 @@ pub(crate) fn steps(scores: &Entry, problem: &Problem) -> Result<[(Entry, u32); 
             "name another kernel family",
         ));
     }
-    let tiles = tiles(scores, problem)?;
+    let tiles = tiles(scores, Packing::NONE, problem)?;
     let rows = problem.batch as u128 * problem.heads as u128 * problem.seqlen_q as u128;
     let softmax_blocks = rows.div_ceil(u128::from(softmax.threads / 32));
     let softmax_blocks =
@@ -57,7 +58,7 @@ pub(crate) fn params(
     addresses: &Addresses,
     workspace: u64,
 ) -> StandardParams {
-    let forward = forward_params(scores, problem, addresses);
+    let forward = forward_params(scores, Packing::NONE, problem, addresses);
     let seq = pitch(scores, problem) as i64;
     let head = seq * problem.seqlen_q as i64;
     StandardParams {

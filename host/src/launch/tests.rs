@@ -89,11 +89,12 @@ fn a_hopper_kernel_gets_maps_of_the_true_extents() {
     problem.v = Strides { batch: 0, seq: 200, head: 1 };
     launch(&context(), &problem);
     let maps = books(|books| books.maps.clone());
-    let map = |address, dims, strides, rows| Map { address, dims, strides, boxes: [64, rows, 1, 1] };
     // The batch of 1 and the one key head have strides that are valid and never used.
-    let q = map(ADDRESSES.q, [96, 512, 4, 1], [4 * 96 * 2, 96 * 2, 16 * 96], 64);
-    let k = map(ADDRESSES.k, [96, 300, 1, 1], [400, 16 * 96, 16 * 96], 64);
-    let v = map(ADDRESSES.v, [72, 300, 1, 1], [400, 16 * 72, 16 * 72], 64);
+    let unused = 16 * 96;
+    let q =
+        Map::new(ADDRESSES.q, &[96, 1, 512, 4, 1], &[unused, 4 * 96 * 2, 96 * 2, unused], &[64, 1, 64, 1, 1]);
+    let k = Map::new(ADDRESSES.k, &[96, 300, 1, 1], &[400, unused, unused], &[64, 64, 1, 1]);
+    let v = Map::new(ADDRESSES.v, &[72, 300, 1, 1], &[400, 16 * 72, 16 * 72], &[64, 64, 1, 1]);
     assert_eq!(maps, [q, k, v]);
     books(|books| {
         let params = books.sm90[0];
@@ -102,6 +103,25 @@ fn a_hopper_kernel_gets_maps_of_the_true_extents() {
             [ADDRESSES.q, ADDRESSES.k, ADDRESSES.v]
         );
         assert_eq!((params.order.tiles, books.launches[0].grid), (16, [16, 1, 1]));
+    });
+}
+
+#[test]
+fn heads_that_share_tiles_are_a_dimension_of_the_map() {
+    let mut problem = Problem::new(DType::Bf16, 2, 33, 12, 128);
+    (problem.kv_heads, problem.seqlen_k) = (2, 4096);
+    assert_eq!(plan(&problem).packing, Packing::of(6));
+    launch(&context(), &problem);
+    books(|books| {
+        // 6 heads take 8 rows of a box, so that it holds 8 queries.
+        let strides = [128 * 2, 12 * 128 * 2, 6 * 128 * 2, 33 * 12 * 128 * 2];
+        let q = Map::new(ADDRESSES.q, &[128, 6, 33, 2, 2], &strides, &[64, 8, 8, 1, 1]);
+        assert_eq!(books.maps[0], q);
+        // 33 queries are 264 rows, three blocks of each of 2 groups of 2 sequences, and a group is a head to the order.
+        let params = books.sm90[0];
+        assert_eq!((books.launches[0].grid, params.packing), ([12, 1, 1], Packing::of(6)));
+        assert_eq!((params.forward.heads, params.forward.seqlen_q, params.forward.blocks_m), (12, 33, 3));
+        assert_eq!(params.order, TileOrder::new(3, 2, 2, 2, 4));
     });
 }
 
@@ -229,7 +249,7 @@ fn more_tiles_than_a_grid_has_are_refused() {
     let problem = Problem::new(DType::F32, 1 << 20, 1, 1 << 12, 64);
     let gpu = GpuProperties { ..H200 };
     let plan = Plan::among(|| TABLE.iter(), &problem, &gpu, &PlanOptions::default()).unwrap();
-    insta::assert_snapshot!(tiles(&plan.entry, &problem).unwrap_err(), @"batch * heads * seqlen_q is 4294967296 tiles, but a launch has at most 2147483647; split the batch");
+    insta::assert_snapshot!(tiles(&plan.entry, plan.packing, &problem).unwrap_err(), @"batch * heads * seqlen_q is 4294967296 tiles, but a launch has at most 2147483647; split the batch");
 }
 
 /// The first call of a kind tells of its plan, the loaded kernel and the launch; the next one of plan and launch only.

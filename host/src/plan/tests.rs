@@ -135,6 +135,18 @@ fn batch_and_heads_do_not_matter() {
 }
 
 #[test]
+fn short_queries_of_grouped_heads_share_tiles() {
+    let mut p = problem(DType::Bf16, 128);
+    (p.seqlen_q, p.heads, p.kv_heads) = (5, 14, 2);
+    insta::assert_snapshot!(words(plan(&p, &H200)), @"sm90_bf16_d128_full: tiles of 128 x 64, 2 stages, 384 threads, 225280 bytes of shared memory, 7 query heads in each tile");
+    // Their ratio decides, whatever the numbers.
+    (p.batch, p.heads, p.kv_heads) = (9, 28, 4);
+    assert_eq!(plan(&p, &H200).unwrap().packing, Packing::of(7));
+    // Other families have none of it.
+    assert_eq!(plan(&p, &A100).unwrap().packing, Packing::NONE);
+}
+
+#[test]
 fn a_family_can_be_asked_for() {
     let ask = |p: &Problem, kernel| {
         words(plan_with(p, &H200, &PlanOptions { kernel: Some(kernel), ..PlanOptions::default() }))

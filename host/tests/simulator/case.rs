@@ -83,6 +83,26 @@ impl Case {
         }
     }
 
+    /// The bits of O and LSE, with the key heads as they are or with a copy of its own for every query head. For the layout
+    /// `Bshd`.
+    pub fn bits<T: Element>(&self, kernel: Family, own_key_heads: bool) -> (Vec<u32>, Vec<u32>) {
+        let copied = if own_key_heads { self.heads.0 / self.heads.1 } else { 1 };
+        let problem = Case { heads: (self.heads.0, self.heads.1 * copied), ..*self }.problem();
+        let ((s_q, s_k), (h, h_k), (d, d_v)) = (self.lengths, self.heads, self.dims);
+        let dims = |s, h, d| [self.batch, s, h, d];
+        let q = tensor::<T>(dims(s_q, h, d), problem.q, 1, self.magnitude, None);
+        let of_keys = |d, seed| {
+            let values =
+                tensor::<T>(dims(s_k, h_k, d), Strides::bshd(s_k, h_k, d), seed, self.magnitude, None);
+            values.chunks(d).flat_map(|row| row.repeat(copied)).collect::<Vec<T>>()
+        };
+        let options = Options { kernel: Some(kernel), ..Options::default() };
+        let Outcome { o, lse, plan, .. } =
+            sim::forward(&problem, &q, &of_keys(d, 2), &of_keys(d_v, 3), &options).expect("a valid problem");
+        assert_eq!(plan.packing.heads() > 1, !own_key_heads, "{plan}");
+        (o.iter().map(|x| x.to_f32().to_bits()).collect(), lse.iter().copied().map(f32::to_bits).collect())
+    }
+
     fn faults_of<T: Element>(&self, options: &Options) -> Vec<String> {
         let problem = self.problem();
         let ((s_q, s_k), (h, h_k), (d, d_v)) = (self.lengths, self.heads, self.dims);

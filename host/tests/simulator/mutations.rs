@@ -22,6 +22,8 @@ fn probes() -> Vec<(Case, usize)> {
         ),
         (Case { magnitude: 8.0, ..new((70, 205)) }, 1),
         (Case { heads: (2, 2), ..new((40, 50)) }, 1 << 26),
+        // Three heads in the tiles' rows of four.
+        (Case { causal, heads: (6, 2), layout: Layout::Gaps, ..new((20, 90)) }, 1),
         // Two slabs of 64 columns.
         (Case::new(DType::Bf16, (70, 205), 128), 1),
     ]

@@ -5,6 +5,7 @@ use flash_attention::sim::Options;
 use flash_attention::{Causal, DType, Family};
 use flash_attention_kernels::config::{MaskKind, entries};
 use flash_attention_kernels::simulate::kernel;
+use half::bf16;
 use rayon::prelude::*;
 
 /// Lengths that end inside, on and just past tiles, empty ones, and more queries than keys.
@@ -126,6 +127,54 @@ fn negative_scores_are_right() {
         });
         cases.collect()
     });
+}
+
+/// Short queries of grouped heads: in the Hopper kernel the heads of a group share tiles.
+#[test]
+fn grouped_heads_share_tiles() {
+    let groups = [2, 3, 4, 7, 8, 16];
+    let lengths = [(1, 90), (2, 200), (5, 64), (17, 130), (63, 40), (65, 70), (130, 150)];
+    let mut cases = Vec::new();
+    for (n, &group) in groups.iter().enumerate() {
+        for (m, &lengths) in lengths.iter().enumerate() {
+            for causal in [Causal::No, Causal::BottomRight, Causal::TopLeft] {
+                let turn = n + m + causal as usize;
+                let layout = [Layout::Bshd, Layout::Bhsd, Layout::Gaps][turn % 3];
+                let kv_heads = [1, 2, 3][(n + 2 * m) % 3];
+                // Rarely the large tiles: they take the simulated device long.
+                let d = [64, 128, 64, 96, 64, 256, 64][(m + 3 * n) % 7];
+                let dtype = [DType::Bf16, DType::F16][turn % 2];
+                let new = Case::new(dtype, lengths, d);
+                let heads = (group * kv_heads, kv_heads);
+                cases.push(Case { causal, layout, heads, batch: 1 + turn % 2, magnitude: 2.0, ..new });
+            }
+        }
+    }
+    // Heads that fill a box, rows that are too many for one, and as many queries as the tile has rows.
+    cases.push(Case { heads: (64, 1), ..Case::new(DType::Bf16, (3, 50), 64) });
+    cases.push(Case { heads: (65, 1), ..Case::new(DType::Bf16, (1, 50), 64) });
+    cases.push(Case { heads: (4, 2), ..Case::new(DType::Bf16, (128, 130), 128) });
+    cases.push(Case { heads: (12, 2), nan_rows: Some((2, 60)), ..Case::new(DType::F16, (9, 80), 64) });
+    let faults: Vec<String> = cases
+        .par_iter()
+        .enumerate()
+        .flat_map_iter(|(n, case)| {
+            let faults = case.faults(Family::Sm90, &Options { seed: n as u64, ..Options::default() });
+            faults.into_iter().map(move |fault| format!("{case:?} seed {n}: {fault}"))
+        })
+        .collect();
+    assert!(faults.is_empty(), "{} faults:\n{}", faults.len(), faults.join("\n"));
+}
+
+/// Sharing tiles changes no bit: a row's result does not depend on its neighbours.
+#[test]
+fn sharing_tiles_changes_no_bit() {
+    for (group, lengths, causal) in [(3, (20, 300), Causal::BottomRight), (8, (7, 150), Causal::No)] {
+        let heads = (2 * group, 2);
+        let case = Case { heads, causal, magnitude: 3.0, ..Case::new(DType::Bf16, lengths, 64) };
+        let bits = |own_key_heads| case.bits::<bf16>(Family::Sm90, own_key_heads);
+        assert!(bits(false) == bits(true), "{case:?}");
+    }
 }
 
 /// Many tiles of one block of keys: Q's place comes free before V has arrived, and no thread that waits for that Q may

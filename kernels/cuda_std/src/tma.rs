@@ -46,6 +46,20 @@ impl TensorMapPtr {
             else { host!("tma::TensorMapPtr::load_4d", (self.0, to, coordinates, barrier) => crate::sim::tma_load(self.0, to.address(), &coordinates, barrier.0.address(), None)) })
     }
 
+    /// [`load_4d`](Self::load_4d) through a map of 5 dimensions (`cp.async.bulk.tensor.5d`).
+    ///
+    /// # Safety
+    /// As for [`load_4d`](Self::load_4d), with 5 dimensions.
+    #[inline(always)]
+    pub unsafe fn load_5d(self, to: SharedPtr<u16>, coordinates: [i32; 5], barrier: Mbarrier) {
+        device!({ unsafe { core::arch::asm!(
+            "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [{}], [{}, {{{}, {}, {}, {}, {}}}], [{}];",
+            in(reg32) to.address(), in(reg64) self.0,
+            in(reg32) coordinates[0], in(reg32) coordinates[1], in(reg32) coordinates[2], in(reg32) coordinates[3],
+            in(reg32) coordinates[4], in(reg32) barrier.0.address(), options(nostack)) } }
+            else { host!("tma::TensorMapPtr::load_5d", (self.0, to, coordinates, barrier) => crate::sim::tma_load(self.0, to.address(), &coordinates, barrier.0.address(), None)) })
+    }
+
     /// [`load_4d`](Self::load_4d) to the same place in every block of the cluster whose bit is set in `blocks`; each
     /// block's own barrier at the same place counts the bytes (`….multicast::cluster`).
     ///

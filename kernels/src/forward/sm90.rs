@@ -173,13 +173,15 @@ where
         self.blocks_of_rows(tile.block_m * block_m, block_m)
     }
 
-    /// The key blocks for the query rows from `first` on, at least one.
+    /// The key blocks for the packed rows from `first` on, whole queries, at least one.
     #[inline(always)]
     fn blocks_of_rows(&self, first: u32, rows: u32) -> BlockRange {
         let forward = &self.params.forward;
         let mask = M::new(forward.causal_offset);
         let (seqlen_q, seqlen_k) = (forward.seqlen_q as i32, forward.seqlen_k as i32);
-        let range = BlockRange::new(mask, first as i32, rows as i32, BLOCK_N as i32, seqlen_q, seqlen_k);
+        let packing = self.params.packing;
+        let (first, queries) = (packing.query(first) as i32, packing.query(rows) as i32);
+        let range = BlockRange::new(mask, first, queries, BLOCK_N as i32, seqlen_q, seqlen_k);
         BlockRange { full: range.full, end: range.end.max(1) }
     }
 
@@ -252,11 +254,11 @@ where
                         for consumer in 0..CONSUMERS {
                             let first = (tile.block_m * CONSUMERS + consumer) * WARPGROUP_ROWS;
                             let rows = Rows {
-                                first: first as i32,
+                                first: self.params.packing.query(first) as i32,
                                 head: tile.head as i32,
                                 batch: tile.batch as i32,
                             };
-                            shared.q.at(q_state.stage * CONSUMERS + consumer).load(q_map, rows, full);
+                            shared.q.at(q_state.stage * CONSUMERS + consumer).load_packed(q_map, rows, full);
                         }
                         q_state.advance();
                     }

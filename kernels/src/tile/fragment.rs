@@ -18,6 +18,8 @@ pub struct Position {
     pub row: i32,
     /// Column of element 0: `2 * (lane % 4)` in a tile's first column.
     pub column: i32,
+    /// Rows are queries times two to the power of this, if [packed](crate::params::Packing).
+    pub shift: u32,
 }
 
 impl Position {
@@ -36,7 +38,14 @@ impl Position {
     #[inline(always)]
     fn of(lane: u32, row: i32, column: i32) -> Self {
         let lane = lane as i32;
-        Position { row: row + lane / 4, column: column + 2 * (lane % 4) }
+        Position { row: row + lane / 4, column: column + 2 * (lane % 4), shift: 0 }
+    }
+
+    /// The query that the row of a half is of.
+    #[inline(always)]
+    fn query(self, half: usize) -> i32 {
+        let row = self.row + 8 * half as i32;
+        mutant!(MaskOfPackedRows, row, row >> self.shift)
     }
 }
 
@@ -45,7 +54,7 @@ impl Position {
 pub fn mask_scores<M: Mask, const S: usize>(s_frag: &mut [f32; S], mask: M, at: Position, seqlen_k: i32) {
     for half in 0..2 {
         // Counted from the lane's own first column, so that every element compares with a constant.
-        let end = mask.row_end(at.row + 8 * half as i32);
+        let end = mask.row_end(at.query(half));
         let end = mutant!(NoKeyTail, end, end.min(seqlen_k)) - at.column;
         for g in 0..S / 4 {
             for c in 0..2 {
@@ -67,8 +76,8 @@ pub fn modify_scores<X: ScoreMod, const S: usize>(
 ) {
     for i in 0..S {
         let (g, half, c) = (i / 4, i / 2 % 2, i % 2);
-        let (row, column) = (at.row + 8 * half as i32, at.column + (8 * g + c) as i32);
-        s_frag[i] = score_mod.apply(s_frag[i] * scale, row, column);
+        let (query, key) = (at.query(half), at.column + (8 * g + c) as i32);
+        s_frag[i] = score_mod.apply(s_frag[i] * scale, query, key);
     }
 }
 

@@ -51,6 +51,22 @@ impl<const ROWS: u32, const COLS: u32> SharedTile<ROWS, COLS> {
         }
     }
 
+    /// [`load`](Self::load) from a map in which the heads of a group are the second dimension: the tile's rows become
+    /// those of `rows.first` of all the group's heads, then the next, as many as fit; `rows.head` is the group.
+    ///
+    /// # Safety
+    /// The map's box is 64 columns by `ROWS` rows, heads and sequence taken together; nothing touches the tile until
+    /// `full` completes.
+    #[inline(always)]
+    pub unsafe fn load_packed(self, map: TensorMapPtr, rows: Rows, full: Mbarrier) {
+        for slab in 0..Self::SLABS {
+            let at = self.0.offset(slab * Self::SLAB_BYTES / 2);
+            let column = (slab * SLAB_COLS) as i32;
+            // SAFETY: the slab lies inside the tile, and the caller keeps others away.
+            unsafe { map.load_5d(at, [column, 0, rows.first, rows.head, rows.batch], full) };
+        }
+    }
+
     /// Lane `lane`'s part of the A operand: the warp's 16 rows from `first_row` on, 16 columns from `16 * step` on, in the
     /// layout of [`crate::tile::fragment`].
     ///

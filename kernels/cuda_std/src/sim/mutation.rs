@@ -53,6 +53,12 @@ mutations! {
     NoKeyTail,
     /// Tail mask: one row past the end of the queries is stored.
     OneRowMore,
+    /// Packed rows: the head is read from the query's lowest bits.
+    HeadOfQueryBits,
+    /// Packed rows: those that stand for no head are stored.
+    PaddingStored,
+    /// Packed rows: the mask takes them for queries.
+    MaskOfPackedRows,
     /// Rescale: the output keeps its old scale.
     OutputNotRescaled,
     /// Rescale: the sum keeps its old scale.

@@ -293,7 +293,8 @@ where
         masked: bool,
         bounds: Bounds<M>,
     ) {
-        let at = Position::of_lane(bounds.first_row, n * BLOCK_N as i32);
+        let shift = self.params.packing.shift();
+        let at = Position { shift, ..Position::of_lane(bounds.first_row, n * BLOCK_N as i32) };
         if !X::IDENTITY {
             fragment::modify_scores(&mut consumer.s_frag, self.score_mod, self.params.forward.scale, at);
         }
@@ -343,23 +344,27 @@ where
     /// The epilogue: normalises and writes this warp's rows of O and LSE, those that exist.
     #[inline(always)]
     unsafe fn store(&self, o_frag: &[f32; O], softmax: OnlineSoftmax, tile: WorkTile, first_row: i32) {
-        let forward = &self.params.forward;
+        let (forward, packing) = (&self.params.forward, self.params.packing);
         let (factors, lse) = softmax.finish();
-        let (batch, head) = (tile.batch as i64, tile.head as i64);
         let strides = forward.o_strides;
-        let o_head = GlobalPtr::<u16>::new(forward.o).offset(batch * strides.batch + head * strides.head);
-        let lse_head = GlobalPtr::<f32>::new(forward.lse)
-            .offset((batch * forward.heads as i64 + head) * forward.seqlen_q as i64);
-        let row = Position::of_lane(first_row, 0).row;
+        let batch = tile.batch as i64;
+        let o_batch = GlobalPtr::<u16>::new(forward.o).offset(batch * strides.batch);
+        let lse_batch =
+            GlobalPtr::<f32>::new(forward.lse).offset(batch * forward.heads as i64 * forward.seqlen_q as i64);
+        // The lane's number is read anew, or more than it is kept in registers all the way.
+        let row = Position::of_fresh_lane(first_row, 0).row as u32;
         for half in 0..2 {
-            let row = row as i64 + 8 * half as i64;
-            let valid = row < forward.seqlen_q as i64 + mutant!(OneRowMore, 1, 0);
-            // SAFETY: rows past the sequence are not written; the host has checked the strides and the alignment.
+            let row = row + 8 * half as u32;
+            let (query, head) = (packing.query(row), packing.head(row));
+            let valid = head.is_some() && query < forward.seqlen_q + mutant!(OneRowMore, 1, 0);
+            let head = (tile.head * packing.heads() + head.unwrap_or(0)) as i64;
+            let query = query as i64;
+            // SAFETY: rows of no query or no head are not written; the host has checked the strides and the alignment.
             unsafe {
-                let o_row = o_head.offset(row * strides.seq);
+                let o_row = o_batch.offset(query * strides.seq + head * strides.head);
                 fragment::store_row::<T, O>(o_frag, half, factors[half], o_row, forward.head_dim_v, valid);
                 if valid && forward.lse != 0 && warp::lane_id().is_multiple_of(4) {
-                    lse_head.store(row, lse[half]);
+                    lse_batch.store(head * forward.seqlen_q as i64 + query, lse[half]);
                 }
             }
         }
