@@ -37,6 +37,17 @@ pub fn heads_per_group(problem: &Problem, blocks_m: u32) -> u32 {
 /// has its own where it does not. Rows past a short sequence's end are then those of another head instead of nobody's.
 ///
 /// A function of `heads / kv_heads` and not of either, as whatever a plan chooses.
+///
+/// ```
+/// use flash_attention::{DType, GpuProperties, Plan, PlanOptions, Problem, heuristics};
+/// // One new query of 32 heads on 4 key heads of 1000 keys.
+/// let mut problem = Problem::new(DType::Bf16, 1, 1, 32, 64);
+/// (problem.seqlen_k, problem.kv_heads) = (1000, 4);
+/// let h200 = GpuProperties { capability: (9, 0), multiprocessors: 132, max_shared: 227 << 10 };
+/// let plan = Plan::new(&problem, &h200, &PlanOptions::default())?;
+/// assert_eq!(heuristics::packing(&problem, &plan.entry).heads(), 8);
+/// # Ok::<(), flash_attention::Error>(())
+/// ```
 pub fn packing(problem: &Problem, entry: &Entry) -> Packing {
     let &Problem { heads, kv_heads, seqlen_q, .. } = problem;
     let group = heads / kv_heads;
@@ -52,7 +63,7 @@ pub fn packing(problem: &Problem, entry: &Entry) -> Packing {
 }
 
 /// Blocks of rows that the tiles of `entry` cut `seqlen_q` queries into, for one head or for those that share a tile.
-pub fn blocks_of_rows(seqlen_q: usize, packing: Packing, entry: &Entry) -> usize {
+pub(crate) fn blocks_of_rows(seqlen_q: usize, packing: Packing, entry: &Entry) -> usize {
     (seqlen_q << packing.shift()).div_ceil(entry.block_m as usize)
 }
 
