@@ -11,7 +11,7 @@ use crate::plan::{Alignment, Entry, Family, Packing, Plan, PlanOptions};
 use crate::problem::{Causal, Problem, Strides};
 use flash_attention_driver as driver;
 use flash_attention_driver::{Functions, LaunchConfig};
-use flash_attention_kernels::params::{self, ForwardParams, Sm90Params, TensorMap, TileOrder};
+use flash_attention_kernels::params::{self, ForwardParams, Sm80Params, Sm90Params, TensorMap, TileOrder};
 use std::ffi::c_void;
 
 /// A `CUstream` (the same as `cudaStream_t`) of anyone's making; null is the default stream.
@@ -123,9 +123,14 @@ unsafe fn run(
     match entry.family {
         // SAFETY: the caller's promises.
         Family::Standard => unsafe { standard::run(context, entry, problem, addresses, stream) },
-        Family::Tiled | Family::Sm80 => {
+        Family::Tiled => {
             let mut params = forward_params(entry, *packing, problem, addresses);
             // SAFETY: the entry takes one ForwardParams and the memory is as the caller promises.
+            unsafe { submit(context, entry, tiles, (&raw mut params).cast(), stream) }
+        }
+        Family::Sm80 => {
+            let mut params = sm80_params(plan, problem, addresses);
+            // SAFETY: the entry takes one Sm80Params and the memory is as the caller promises.
             unsafe { submit(context, entry, tiles, (&raw mut params).cast(), stream) }
         }
         Family::Sm90 => {
@@ -191,6 +196,20 @@ pub(crate) fn forward_params(
         causal_offset: if problem.causal == Causal::No { 0 } else { problem.diagonal() as i32 },
         blocks_m: blocks_of_rows(problem.seqlen_q, packing, entry) as u32,
     }
+}
+
+/// The launch parameters of the family `sm80`.
+pub(crate) fn sm80_params(plan: &Plan, problem: &Problem, addresses: &Addresses) -> Sm80Params {
+    let forward = forward_params(&plan.entry, plan.packing, problem, addresses);
+    Sm80Params { forward, order: tile_order(plan.packing, problem, &forward) }
+}
+
+/// The order of the tiles of a call, where heads that share a tile are one.
+fn tile_order(packing: Packing, problem: &Problem, forward: &ForwardParams) -> TileOrder {
+    let &ForwardParams { blocks_m, heads, kv_heads, batch, .. } = forward;
+    let heads = heads / packing.heads();
+    let heads_per_group = heads_per_group(&Problem { heads: heads as usize, ..*problem }, blocks_m);
+    TileOrder::new(blocks_m, heads, kv_heads, batch, heads_per_group)
 }
 
 /// A dimension of a tensor outside of its rows.
@@ -281,16 +300,13 @@ pub(crate) fn sm90_params(
         let outer = [rows, outer(kv_heads, strides.head, 1), outer(batch, strides.batch, 1)];
         encode(&MapShape::new(address, columns, outer))
     };
-    let heads_per_group = heads_per_group(&Problem { heads: groups, ..*problem }, forward.blocks_m);
-    let order =
-        TileOrder::new(forward.blocks_m, groups as u32, forward.kv_heads, forward.batch, heads_per_group);
     Ok(Sm90Params {
         q_map: encode(&q_map)?,
         k_map: of_keys(forward.k, head_dim, k)?,
         v_map: of_keys(forward.v, head_dim_v, v)?,
         forward,
         work_counter,
-        order,
+        order: tile_order(packing, problem, &forward),
         packing,
     })
 }

@@ -113,10 +113,15 @@ fn run(
     let tiles = launch::tiles(entry, *packing, problem)?;
     match function(entry)? {
         Kernel::Standard(_) => run_standard(entry, problem, addresses, memory, options),
-        Kernel::Forward(function) => {
+        Kernel::Tiled(function) => {
             let forward = launch::forward_params(entry, *packing, problem, addresses);
             // SAFETY: the simulated device checks every access; the parameters are those of the entry.
             Ok(launch_of(entry, tiles, options).run(memory, || unsafe { function(forward) }))
+        }
+        Kernel::Sm80(function) => {
+            let params = launch::sm80_params(plan, problem, addresses);
+            // SAFETY: as above.
+            Ok(launch_of(entry, tiles, options).run(memory, || unsafe { function(params) }))
         }
         Kernel::Sm90(function) => {
             let grid = tiles.min(GPU.multiprocessors);

@@ -222,10 +222,10 @@ macro_rules! sm80_entries {
             sm80_bf16_d96_causal: Bf16 96 Causal 128 64 3 128 2;
             sm80_bf16_d128_full: Bf16 128 Full 128 64 3 128 2;
             sm80_bf16_d128_causal: Bf16 128 Causal 128 64 3 128 2;
-            sm80_bf16_d192_full: Bf16 192 Full 128 64 3 256 1;
-            sm80_bf16_d192_causal: Bf16 192 Causal 128 64 3 256 1;
-            sm80_bf16_d256_full: Bf16 256 Full 128 32 6 256 1;
-            sm80_bf16_d256_causal: Bf16 256 Causal 128 32 6 256 1;
+            sm80_bf16_d192_full: Bf16 192 Full 64 64 2 128 2;
+            sm80_bf16_d192_causal: Bf16 192 Causal 64 64 2 128 2;
+            sm80_bf16_d256_full: Bf16 256 Full 64 64 2 128 2;
+            sm80_bf16_d256_causal: Bf16 256 Causal 64 64 2 128 2;
             sm80_f16_d32_full: F16 32 Full 128 64 4 128 2;
             sm80_f16_d32_causal: F16 32 Causal 128 64 4 128 2;
             sm80_f16_d64_full: F16 64 Full 128 64 4 128 2;
@@ -234,20 +234,20 @@ macro_rules! sm80_entries {
             sm80_f16_d96_causal: F16 96 Causal 128 64 3 128 2;
             sm80_f16_d128_full: F16 128 Full 128 64 3 128 2;
             sm80_f16_d128_causal: F16 128 Causal 128 64 3 128 2;
-            sm80_f16_d192_full: F16 192 Full 128 64 3 256 1;
-            sm80_f16_d192_causal: F16 192 Causal 128 64 3 256 1;
-            sm80_f16_d256_full: F16 256 Full 128 32 6 256 1;
-            sm80_f16_d256_causal: F16 256 Causal 128 32 6 256 1;
+            sm80_f16_d192_full: F16 192 Full 64 64 2 128 2;
+            sm80_f16_d192_causal: F16 192 Causal 64 64 2 128 2;
+            sm80_f16_d256_full: F16 256 Full 64 64 2 128 2;
+            sm80_f16_d256_causal: F16 256 Causal 64 64 2 128 2;
         }
     };
 }
 #[cfg(any(feature = "sim", all(target_arch = "nvptx64", device_arch = "sm_80")))]
 pub(crate) use sm80_entries;
 
-/// Whether a warp of the `mma.sync` kernel keeps its rows of Q in registers: where they are few.
+/// Whether a warp of the `mma.sync` kernel keeps its rows of Q in registers: where they are few and narrow.
 pub(crate) const fn sm80_q_in_registers(head_dim: u32, block_m: u32, threads: u32) -> bool {
     let rows_of_warp = block_m / (threads / 32);
-    rows_of_warp * head_dim <= 32 * 64 || rows_of_warp == 16
+    head_dim <= if rows_of_warp == 16 { 192 } else { 64 }
 }
 
 /// Dynamic shared memory of a block of the `mma.sync` kernel: the ring, which Q passes through on its way to registers,

@@ -75,6 +75,16 @@ pub struct StandardParams {
     pub scores_strides: Strides,
 }
 
+/// A call of the `mma.sync` kernel.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sm80Params {
+    /// The call itself.
+    pub forward: ForwardParams,
+    /// The order of the tiles.
+    pub order: TileOrder,
+}
+
 /// A TMA tensor map as the driver encodes it (`CUtensorMap`): 128 opaque bytes, aligned to 64 in parameter memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -183,7 +193,7 @@ impl Divisor {
     }
 }
 
-/// In which order a persistent grid takes the tiles of a call.
+/// In which order the tiles of a call are taken.
 ///
 /// Heads are taken in groups whose keys and values share the L2 cache. Inside a group a causal mask's longest tiles,
 /// the last rows of every head, come first, so that the short ones fill the gaps at the end.

@@ -45,7 +45,7 @@ impl QueryTile {
 
 /// Zero cannot come here (the host checks every count); the type spares the device the panic path of a division.
 #[inline(always)]
-pub(crate) fn positive(count: u32) -> NonZeroU32 {
+fn positive(count: u32) -> NonZeroU32 {
     NonZeroU32::new(count).unwrap_or(NonZeroU32::MIN)
 }
 

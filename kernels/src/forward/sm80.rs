@@ -12,9 +12,9 @@
 use crate::block_range::BlockRange;
 use crate::config::{self, MaskKind, sm80_entries};
 use crate::mask::{self, Mask};
-use crate::params::{ForwardParams, WorkTile};
+use crate::params::{ForwardParams, Sm80Params, WorkTile};
 use crate::score_mod::{NoScoreMod, ScoreMod};
-use crate::streamed_softmax::{Exponents, StreamedSoftmax};
+use crate::streamed_softmax::{Exponents, Rescale, StreamedSoftmax};
 use crate::tile::fragment::{self, Position};
 use crate::tile::swizzled_rows::{LaneView, SwizzledRows, TileCopier};
 use cuda_std::element::Half;
@@ -22,10 +22,6 @@ use cuda_std::global::GlobalPtr;
 use cuda_std::mutant;
 use cuda_std::shared::{self, SharedPtr};
 use cuda_std::{cp_async, mma, register, thread, warp};
-
-/// Keys and values that should stay in the L2 cache while a causal group of heads works on them, in bytes; the
-/// smallest L2 of a tensor-core GPU in wide use holds 32 MB or more, but for GeForce's lesser ones.
-const L2_SHARE: u64 = 24 << 20;
 
 /// The ring of tiles through which blocks of K and V pass in turn. Places are counted in chunks of 16 bytes.
 #[derive(Clone, Copy)]
@@ -140,26 +136,33 @@ pub unsafe fn forward<
     const THREADS: u32,
     const SLOTS: u32,
 >(
-    params: &ForwardParams,
+    params: &Sm80Params,
     score_mod: X,
 ) {
     const { assert!(BLOCK_M == THREADS / 32 * 16 * TILES as u32 && S == BLOCK_N as usize / 2) };
     // The tile, and the keys that its rows and this warp's rows see.
-    let at = tile_of::<M>(params, thread::block_idx_x());
+    let Sm80Params { forward: params, order } = params;
+    let warp_rows = 16 * TILES as i32;
+    // Made anew wherever it is wanted, to spare the mainloop the registers: what went through a shuffle, no compiler
+    // takes for what it knows already.
+    let tile_and_row_of_warp = || {
+        let causal = matches!(M::KIND, MaskKind::Causal);
+        let tile = order.tile(warp::uniform(thread::block_idx_x()), causal);
+        let warp = warp::uniform(thread::thread_idx_x() / warp::WARP_SIZE);
+        (tile, (tile.block_m * BLOCK_M) as i32 + warp as i32 * warp_rows)
+    };
+    let (at, warp_row) = tile_and_row_of_warp();
     let mask = M::new(params.causal_offset);
     let (seqlen_q, seqlen_k) = (params.seqlen_q as i32, params.seqlen_k as i32);
     let first_row = (at.block_m * BLOCK_M) as i32;
-    let warp_rows = 16 * TILES as i32;
-    let warp_row = first_row + (thread::thread_idx_x() / warp::WARP_SIZE) as i32 * warp_rows;
-    let own = |mask, warp_row| BlockRange::new(mask, warp_row, warp_rows, BLOCK_N as i32, seqlen_q, seqlen_k);
-    let blocks = BlockRange::new(mask, first_row, BLOCK_M as i32, BLOCK_N as i32, seqlen_q, seqlen_k);
-    let own_end = if warp_row < seqlen_q { own(mask, warp_row).end } else { 0 };
+    let rows = |first, rows| BlockRange::new(mask, first, rows, BLOCK_N as i32, seqlen_q, seqlen_k);
+    let blocks = rows(first_row, BLOCK_M as i32);
+    let own = if warp_row < seqlen_q { rows(warp_row, warp_rows) } else { BlockRange { full: 0, end: 0 } };
 
     // Where everything comes from, and its places in shared memory: the ring, then Q, unless it passes through the
     // ring's last slots on its way to registers.
     let q_in_registers = config::sm80_q_in_registers(CHUNKS * 8, BLOCK_M, THREADS);
-    let (batch, head) = (at.batch as i64, at.head as i64);
-    let kv_head = kv_head(params, at.head);
+    let (batch, head, kv_head) = (at.batch as i64, at.head as i64, order.kv_head(at.head) as i64);
     let q_strides = params.q_strides;
     let q_head = GlobalPtr::new(params.q).offset(batch * q_strides.batch + head * q_strides.head);
     let k_head =
@@ -209,7 +212,7 @@ pub unsafe fn forward<
     let scale_log2 = if X::IDENTITY { params.scale } else { 1.0 } * core::f32::consts::LOG2_E;
     let mut softmax = StreamedSoftmax::<TILES>::new(scale_log2);
     let mut o_frag = [[0.0; O]; TILES];
-    for block in 0..own_end {
+    for block in 0..own.end {
         // K: scores, mask, and the maximum.
         ring.wait();
         // SAFETY: the barrier has freed the slot.
@@ -226,11 +229,10 @@ pub unsafe fn forward<
                 scores::<T, CHUNKS, S, TILES, _>(&mut s_frag, k_lane, q);
             }
         }
-        // From here on made from the ground up: what no block changes would otherwise stay in registers all the time.
-        let row = register::opaque(warp_row as u32) as i32;
-        let mask = M::new(register::opaque(params.causal_offset as u32) as i32);
-        let partial = block >= own(mask, row).full;
+        let partial = block >= own.full;
         if !X::IDENTITY || partial {
+            let (_, row) = tile_and_row_of_warp();
+            let mask = M::new(register::opaque(params.causal_offset as u32) as i32);
             for m in 0..TILES {
                 let row = register::opaque(row as u32) as i32 + 16 * m as i32;
                 let at = Position::of_fresh_lane(row, block * BLOCK_N as i32);
@@ -242,7 +244,7 @@ pub unsafe fn forward<
                 }
             }
         }
-        softmax.admit(&mut s_frag, &mut o_frag);
+        let rescale = softmax.admit(&mut s_frag);
         ring.advance();
 
         // V: weights and output.
@@ -250,12 +252,12 @@ pub unsafe fn forward<
         // SAFETY: the barrier has freed the slot; the tile is visible.
         unsafe {
             kv.start(block, ahead + 1, ring.free_slot());
-            output::<T, CHUNKS, S, O, TILES>(&mut o_frag, &s_frag, &mut softmax, ring.tile().lane());
+            output::<T, CHUNKS, S, O, TILES>(&mut o_frag, &s_frag, &mut softmax, rescale, ring.tile().lane());
         }
         ring.advance();
     }
     // Where this warp's rows see no more keys, it still helps with the copies for those that do.
-    for block in own_end..blocks.end {
+    for block in own.end..blocks.end {
         for half in 0..2 {
             ring.wait();
             // SAFETY: the barrier has freed the slot.
@@ -265,52 +267,12 @@ pub unsafe fn forward<
     }
     cp_async::wait_group::<0>();
 
-    // The epilogue. Which tile this is, is worked out anew, to spare the mainloop the registers: what went through a
-    // shuffle, no compiler takes for what it knows already.
-    let again = ForwardParams {
-        blocks_m: warp::uniform(params.blocks_m),
-        heads: warp::uniform(params.heads),
-        seqlen_k: warp::uniform(params.seqlen_k),
-        ..*params
-    };
-    let at = tile_of::<M>(&again, warp::uniform(thread::block_idx_x()));
-    let warp = warp::uniform(thread::thread_idx_x() / warp::WARP_SIZE);
-    let warp_row = (at.block_m * BLOCK_M) as i32 + warp as i32 * warp_rows;
+    // The epilogue.
+    let (at, warp_row) = tile_and_row_of_warp();
     for m in 0..TILES {
         // SAFETY: the host has checked addresses and strides.
         unsafe { store::<T, O, TILES>(&o_frag[m], &softmax, m, params, at, warp_row + 16 * m as i32) }
     }
-}
-
-/// The tile that block `index` of the grid works on: the longest first under a causal mask.
-#[inline(always)]
-fn tile_of<M: Mask>(params: &ForwardParams, index: u32) -> WorkTile {
-    let causal = matches!(M::KIND, MaskKind::Causal);
-    WorkTile::new(index, params, heads_per_group(params, causal), causal)
-}
-
-/// How many heads' causal tiles are taken together: as many as share the L2 cache. Without a mask, tiles of one head
-/// follow each other.
-#[inline(always)]
-fn heads_per_group(params: &ForwardParams, causal: bool) -> u32 {
-    if !causal {
-        return 1;
-    }
-    let bytes_of_key = u64::from(params.head_dim + params.head_dim_v) * 2;
-    let bytes_of_head = (u64::from(params.seqlen_k) * bytes_of_key).max(1);
-    let mut heads = 1;
-    // A few doublings are cheaper than a 64-bit division.
-    while heads < 1024 && bytes_of_head * heads < L2_SHARE {
-        heads *= 2;
-    }
-    heads as u32
-}
-
-/// The key head that a query head reads.
-#[inline(always)]
-fn kv_head(params: &ForwardParams, head: u32) -> i64 {
-    // The host has checked that the division leaves no rest; the maximum spares the device a panic path.
-    i64::from(head / (params.heads / params.kv_heads.max(1)).max(1))
 }
 
 /// Loads a warp's rows of Q.
@@ -356,12 +318,13 @@ unsafe fn scores<
     }
 }
 
-/// `O += P V` for a warp's rows and a block of keys, making P from the scores on the way.
+/// `O = rescale O + P V` for a warp's rows and a block of keys, making P from the scores on the way.
 #[inline(always)]
 unsafe fn output<T: Half, const CHUNKS: u32, const S: usize, const O: usize, const TILES: usize>(
     o_frag: &mut [[f32; O]; TILES],
     s_frag: &[[f32; S]; TILES],
     softmax: &mut StreamedSoftmax<TILES>,
+    rescale: Rescale<TILES>,
     v_lane: LaneView<CHUNKS>,
 ) {
     // Each part is two weights of one row, one register of an A operand: four a tile of 16 rows by 16 keys.
@@ -378,6 +341,10 @@ unsafe fn output<T: Half, const CHUNKS: u32, const S: usize, const O: usize, con
             // SAFETY: the tile is visible.
             let v = unsafe { v_lane.b_of_columns(16 * step as u32, 16 * pair as u32) };
             for m in 0..TILES {
+                if step == 0 {
+                    rescale.apply(&mut o_frag[m], m, 2 * pair);
+                    rescale.apply(&mut o_frag[m], m, 2 * pair + 1);
+                }
                 multiply::<T, O>(&mut o_frag[m], 2 * pair, p_frag[m], v[0]);
                 multiply::<T, O>(&mut o_frag[m], 2 * pair + 1, p_frag[m], v[1]);
             }
@@ -454,7 +421,7 @@ macro_rules! define {
         /// # Safety
         /// As [`forward`].
         #[cuda_std::kernel(threads = $threads, min_blocks = $min_blocks)]
-        pub unsafe fn $name(params: ForwardParams) {
+        pub unsafe fn $name(params: Sm80Params) {
             // SAFETY: as the caller promises.
             unsafe {
                 forward::<cuda_std::element::$dtype, mask::$mask, NoScoreMod, { $d / 8 }, $block_m, $block_n,
@@ -465,7 +432,7 @@ macro_rules! define {
 
         /// The entries by name, for the simulated device.
         #[cfg(not(target_arch = "nvptx64"))]
-        pub const FUNCTIONS: &[(&str, unsafe fn(ForwardParams))] = &[$((stringify!($name), $name)),*];
+        pub const FUNCTIONS: &[(&str, unsafe fn(Sm80Params))] = &[$((stringify!($name), $name)),*];
     };
 }
 
