@@ -70,11 +70,11 @@ pub trait Accumulator {
     unsafe fn multiply_registers_by_rows<T: Half>(&mut self, a: [u32; 4], b: Descriptor, accumulate: bool);
 
     /// Waits until at most `PENDING` groups are unfinished (`wgmma.wait_group`); the accumulators that it re-defines
-    /// can be read afterwards, and not before. Waits with different `PATH`s are never merged by the compiler.
+    /// can be read afterwards, and not before.
     ///
     /// # Safety
     /// All 128 threads of the warpgroup; this accumulator's group is among the finished ones.
-    unsafe fn wait<const PENDING: u32, const PATH: u32>(&mut self);
+    unsafe fn wait<const PENDING: u32>(&mut self);
 }
 
 macro_rules! accumulator {
@@ -102,10 +102,10 @@ macro_rules! accumulator {
                 } else { host!("wgmma::Accumulator::multiply_registers_by_rows", (a, b, accumulate) => crate::sim::wgmma::multiply(self, Err(a), (b.0, false), T::BF16, accumulate)) })
             }
             #[inline(always)]
-            unsafe fn wait<const PENDING: u32, const PATH: u32>(&mut self) {
+            unsafe fn wait<const PENDING: u32>(&mut self) {
                 device!({ unsafe { core::arch::asm!(
-                    concat!("wgmma.wait_group.sync.aligned {pending}; // path {path}: ", $list),
-                    $(inout(reg32) self[$i],)* pending = const PENDING, path = const PATH, options(nostack)) } }
+                    concat!("wgmma.wait_group.sync.aligned {pending}; // ", $list),
+                    $(inout(reg32) self[$i],)* pending = const PENDING, options(nostack)) } }
                 else { host!("wgmma::Accumulator::wait", () => crate::sim::wgmma::wait(self, PENDING)) })
             }
         }

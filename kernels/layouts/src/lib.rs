@@ -193,7 +193,7 @@ unsafe fn finish(params: &Params, mut acc: [f32; 40]) {
     // SAFETY: 40 words of output a thread.
     unsafe {
         wgmma::commit_group();
-        acc.wait::<0, 0>();
+        acc.wait::<0>();
         for i in 0..40 {
             write_word(params, 40 * thread::thread_idx_x() + i as u32, acc[i].to_bits());
         }

@@ -118,7 +118,7 @@ where
             shared.offset(64 * (tid / 2)).store(0, 0);
         }
         if bug != Bug::NoWgmmaWait {
-            acc.wait::<0, 0>();
+            acc.wait::<0>();
         }
         let output = GlobalPtr::<f32>::new(params.output);
         for (i, value) in acc.iter().enumerate() {

@@ -145,10 +145,10 @@ where
                     // At the very end these are scores of stale tiles that nobody looks at: cheaper than a branch.
                     self.start_scores(&mut consumer);
                     consumer.turns.pass();
-                    consumer.o_frag.wait::<1, 0>();
+                    consumer.o_frag.wait::<1>();
                 } else {
                     self.start_output(&mut consumer);
-                    consumer.o_frag.wait::<0, 0>();
+                    consumer.o_frag.wait::<0>();
                 }
                 self.shared.v_gates.release(consumer.v_state);
                 consumer.v_state.advance();
@@ -158,7 +158,7 @@ where
                     self.start_scores(&mut consumer);
                 }
             }
-            consumer.s_frag.wait::<0, 0>();
+            consumer.s_frag.wait::<0>();
         }
     }
 
@@ -224,7 +224,7 @@ where
     ) {
         // SAFETY: the scores are this warpgroup's group in flight.
         unsafe {
-            consumer.s_frag.wait::<0, 0>();
+            consumer.s_frag.wait::<0>();
             self.leave_keys(consumer, n);
         }
         self.adjust_scores(consumer, n, masked, bounds);
@@ -255,7 +255,7 @@ where
             self.shared.v_gates.wait_full(consumer.v_state);
             self.start_output(consumer);
             consumer.turns.pass();
-            consumer.s_frag.wait::<1, 0>();
+            consumer.s_frag.wait::<1>();
             self.leave_keys(consumer, n);
             self.adjust_scores(consumer, n, MASKED, bounds);
             let growth = consumer.softmax.look_at::<MASKED, S>(&mut consumer.s_frag);
