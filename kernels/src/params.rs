@@ -154,8 +154,8 @@ impl Packing {
     /// The head of the group that a packed row is of; `None` if of none.
     #[inline(always)]
     pub fn head(self, row: u32) -> Option<u32> {
-        let row = mutant!(HeadOfQueryBits, self.query(row), row);
-        let head = row & ((1 << self.shift) - 1);
+        let bits = mutant!(HeadOfQueryBits, self.query(row), row);
+        let head = bits & ((1 << self.shift) - 1);
         (head < mutant!(PaddingStored, 1 << self.shift, self.heads)).then_some(head)
     }
 }
