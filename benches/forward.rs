@@ -1,7 +1,7 @@
 //! Attention forward on the GPU, by GPU time: each call captured in a graph and replayed.
 //!
 //! A row has 16384 tokens in all and `heads * head_dim = 2048`. Criterion's filter picks rows:
-//! `cargo bench -p flash-attention-benches -- bf16/d128/causal`. The group `ladder` times every kernel on one shape.
+//! `cargo bench -p flash-attention-benches --bench forward -- bf16/d128/causal`. The group `ladder` times every kernel on one shape.
 
 use std::time::Duration;
 

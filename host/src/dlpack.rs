@@ -423,7 +423,9 @@ unsafe fn read(tensor: &RawTensor) -> Result<Layout> {
     if tensor.data.is_null() && !shape.contains(&0) {
         return Err(Error::invalid("data", "NULL", "must point to the elements", "check the exporter"));
     }
-    let address = (tensor.data as u64).wrapping_add(tensor.byte_offset);
+    let address = (tensor.data as u64).checked_add(tensor.byte_offset).ok_or_else(|| {
+        Error::invalid("byte_offset", tensor.byte_offset, "must stay in memory", "check the exporter")
+    })?;
     if !address.is_multiple_of(dtype.size() as u64) {
         let limit = format!("must be a multiple of {}, the size of {}", dtype.size(), dtype.name());
         return Err(Error::invalid("data", format!("{address:#x}"), limit, "copy the tensor"));

@@ -3,7 +3,7 @@
 use crate::plan::{Entry, Family, Packing};
 use crate::problem::{MAX_SEQLEN, Problem};
 
-/// Bytes of keys and values that are meant to stay in the L2 cache together: well below the 40 to 50 MB of the GPUs
+/// Bytes of keys and values that are meant to stay in the L2 cache together: well below the 40 to 50 MB of the large GPUs
 /// that this project knows, because Q and O pass through it as well.
 const L2_BUDGET: usize = 32 << 20;
 /// Tiles that a group of heads should have at least, four for each SM of an H100: groups end in short tiles, and few
@@ -37,6 +37,9 @@ pub fn heads_per_group(problem: &Problem, blocks_m: u32) -> u32 {
 /// has its own where it does not. Rows past a short sequence's end are then those of another head instead of nobody's.
 ///
 /// A function of `heads / kv_heads` and not of either, as whatever a plan chooses.
+///
+/// # Panics
+/// If `kv_heads` is 0 or more than `heads`, which [`Problem::check`] refuses.
 ///
 /// ```
 /// use flash_attention::{DType, GpuProperties, Plan, PlanOptions, Problem, heuristics};

@@ -149,6 +149,11 @@ unsafe fn run(
 
 /// Tiles of query rows of the whole call, one for each block of a plain grid.
 pub(crate) fn tiles(entry: &Entry, packing: Packing, problem: &Problem) -> Result<u32> {
+    // Heads that share a tile are counted one by one as well: their number is a launch parameter.
+    let heads = problem.batch as u128 * problem.heads as u128;
+    if heads > i32::MAX as u128 {
+        return Err(Error::invalid("batch * heads", heads, "must be at most 2147483647", "split the batch"));
+    }
     let tiles = blocks_of_rows(problem.seqlen_q, packing, entry) as u128
         * (problem.heads / packing.heads() as usize) as u128
         * problem.batch as u128;

@@ -101,6 +101,9 @@ pub struct Plan {
 /// Families in the order of preference. `standard` runs only where it is asked for by name.
 const FAMILIES: [Family; 3] = [Family::Sm90, Family::Sm80, Family::Tiled];
 
+/// Bytes that every stride of a tensor map has to stay below.
+const MAX_MAP_STRIDE: usize = 1 << 40;
+
 /// Why a family cannot run a problem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Refusal {
@@ -140,6 +143,15 @@ pub enum Refusal {
         /// Which stride.
         of: &'static str,
     },
+    /// A stride is too long for a tensor map; that of Q's heads is one of all that read one key head.
+    LongStride {
+        /// Which tensor.
+        tensor: &'static str,
+        /// Which stride.
+        of: &'static str,
+        /// The stride in bytes.
+        bytes: usize,
+    },
     /// A block needs more shared memory than the GPU gives.
     Shared {
         /// Bytes that the block needs.
@@ -163,6 +175,9 @@ impl fmt::Display for Refusal {
             }
             Refusal::Stride { tensor, of, bytes } => {
                 write!(f, "{tensor}'s {of} stride {bytes} B is not a multiple of 16")
+            }
+            Refusal::LongStride { tensor, of, bytes } => {
+                write!(f, "{tensor}'s {of} stride {bytes} B is not below {MAX_MAP_STRIDE}")
             }
             Refusal::Broadcast { tensor, of } => write!(f, "{tensor}'s {of} stride is 0, a broadcast"),
             Refusal::Shared { needs, has } => {
@@ -350,8 +365,15 @@ fn check_layout(family: Family, problem: &Problem, alignment: Alignment) -> Resu
             if bytes % 16 != 0 {
                 return Err(Refusal::Stride { tensor, of, bytes });
             }
-            if family == Family::Sm90 && stride == 0 {
-                return Err(Refusal::Broadcast { tensor, of });
+            if family == Family::Sm90 {
+                if stride == 0 {
+                    return Err(Refusal::Broadcast { tensor, of });
+                }
+                let group = if tensor == "Q" && of == "head" { problem.heads / problem.kv_heads } else { 1 };
+                let bytes = bytes.saturating_mul(group);
+                if bytes >= MAX_MAP_STRIDE {
+                    return Err(Refusal::LongStride { tensor, of, bytes });
+                }
             }
         }
     }

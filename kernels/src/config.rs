@@ -210,7 +210,7 @@ macro_rules! list_tiled {
 tiled_entries!(list_tiled);
 
 /// Rows of the `mma.sync` kernel: type, head dim, mask, query rows and keys a block, slots of the ring that K and V
-/// share, threads, blocks that an SM is meant to hold.
+/// share, threads, blocks that an SM is meant to hold (on GPUs with less shared memory than Hopper's it may hold one).
 macro_rules! sm80_entries {
     ($callback:ident) => {
         $callback! {

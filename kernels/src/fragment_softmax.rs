@@ -33,7 +33,7 @@ pub struct OnlineSoftmax {
 pub struct Growth {
     /// What becomes of everything computed with the old maxima, as powers of two, row by row.
     log2_factors: [f32; 2],
-    /// Whether any first, any second row of the warp's lanes has a factor other than 1.
+    /// Whether any first, any second row of the warp's lanes has a factor other than 1 on a sum that is not 0.
     any: [bool; 2],
 }
 

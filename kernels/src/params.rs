@@ -127,7 +127,7 @@ impl Packing {
     /// Most heads of a tile: 64 rows are copied at once, and they hold whole queries.
     pub const MAX_HEADS: u32 = 64;
 
-    /// `heads` query heads a tile, at least 1.
+    /// `heads` query heads a tile, 1 to [`MAX_HEADS`](Self::MAX_HEADS).
     pub const fn of(heads: u32) -> Self {
         Packing { shift: heads.next_power_of_two().trailing_zeros(), heads }
     }
@@ -328,5 +328,24 @@ mod tests {
                 assert_eq!(seen.len(), order.tiles as usize);
             }
         }
+    }
+
+    #[test]
+    fn longest_tiles_come_first_in_each_group_of_heads() {
+        // Three groups of two heads and a last one of one.
+        let (blocks_m, heads, kv_heads) = (5, 7, 1);
+        let order = TileOrder::new(blocks_m, heads, kv_heads, 1, 2);
+        let tiles: Vec<_> = (0..order.tiles).map(|index| order.tile(index, true)).collect();
+        let groups = tiles.chunk_by(|a, b| a.head / 2 == b.head / 2).collect::<Vec<_>>();
+        assert_eq!(groups.iter().map(|group| group.len()).collect::<Vec<_>>(), [10, 10, 10, 5]);
+        for group in groups {
+            assert!(group.is_sorted_by(|a, b| a.block_m >= b.block_m), "{group:?}");
+        }
+    }
+
+    #[test]
+    fn query_heads_share_key_heads_in_groups() {
+        let order = TileOrder::new(1, 6, 2, 1, 6);
+        assert_eq!([0, 1, 2, 3, 4, 5].map(|head| order.kv_head(head)), [0, 0, 0, 1, 1, 1]);
     }
 }

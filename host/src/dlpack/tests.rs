@@ -189,6 +189,10 @@ fn what_attention_cannot_use_is_named() {
     let mut wrapping = Foreign::new(&[1, 5, 3, 8], None);
     wrapping.managed.tensor.byte_offset = (-4096i64 - 64) as u64;
     assert!(wrapping.error().ends_with("but must fit in memory; check the exporter"));
+    // Around the end of all addresses, to 0.
+    wrapping.managed.tensor.data = std::ptr::without_provenance_mut(64);
+    wrapping.managed.tensor.byte_offset = -64i64 as u64;
+    assert!(wrapping.error().ends_with("but must stay in memory; check the exporter"));
     let data = change(|tensor| {
         tensor.data = std::ptr::null_mut();
         tensor.byte_offset = 64;

@@ -246,10 +246,15 @@ fn nothing_to_do_launches_nothing() {
 
 #[test]
 fn more_tiles_than_a_grid_has_are_refused() {
-    let problem = Problem::new(DType::F32, 1 << 20, 1, 1 << 12, 64);
+    let problem = Problem::new(DType::F32, 1 << 20, 1 << 13, 1 << 6, 64);
     let gpu = GpuProperties { ..H200 };
     let plan = Plan::among(|| TABLE.iter(), &problem, &gpu, &PlanOptions::default()).unwrap();
     insta::assert_snapshot!(tiles(&plan.entry, plan.packing, &problem).unwrap_err(), @"batch * heads * seqlen_q is 4294967296 tiles, but a launch has at most 2147483647; split the batch");
+    // Few tiles, since 64 heads share each; but the heads are counted as well.
+    let mut problem = Problem::new(DType::Bf16, 1, 1, 1 << 32, 64);
+    problem.kv_heads = 1 << 26;
+    let shared = self::plan(&problem);
+    insta::assert_snapshot!(tiles(&shared.entry, shared.packing, &problem).unwrap_err(), @"batch * heads is 4294967296, but must be at most 2147483647; split the batch");
 }
 
 /// The first call of a kind tells of its plan, the loaded kernel and the launch; the next one of plan and launch only.

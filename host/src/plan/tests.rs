@@ -112,6 +112,10 @@ fn layouts_that_fast_kernels_cannot_take_go_to_one_that_can() {
     let mut p = problem(DType::Bf16, 64);
     p.v.batch = 0;
     insta::assert_snapshot!(words(plan(&p, &H200)), @"sm80_bf16_d64_full: tiles of 128 x 64, 2 stages, 128 threads, 32768 bytes of shared memory; sm90: V's batch stride is 0, a broadcast → sm80");
+    // A group's heads are one dimension of Q's map, the groups another.
+    let mut p = problem(DType::Bf16, 64);
+    (p.heads, p.kv_heads, p.q.head) = (16, 2, 1 << 36);
+    insta::assert_snapshot!(words(plan(&p, &H200)), @"sm80_bf16_d64_full: tiles of 128 x 64, 2 stages, 128 threads, 32768 bytes of shared memory; sm90: Q's head stride 1099511627776 B is not below 1099511627776 → sm80");
     let off = PlanOptions { kernel: None, alignment: Alignment::of(0x1000, 0x1008, 0x1000, 0x1000) };
     insta::assert_snapshot!(words(plan_with(&problem(DType::Bf16, 64), &H200, &off)), @"tiled_bf16_d64_full: tiles of 128 x 64, 2 stages, 256 threads, 49152 bytes of shared memory; sm90: K's address is a multiple of 8 bytes only, not of 16 → tiled; sm80: K's address is a multiple of 8 bytes only, not of 16 → tiled");
     let mut p = problem(DType::Bf16, 128);

@@ -88,6 +88,28 @@ fn value_columns_of_their_own_number() {
 }
 
 #[test]
+fn few_queries_of_grouped_heads() {
+    let Some(gpu) = gpu() else { return };
+    for family in FAMILIES {
+        // Groups that fill the rows of a tile, and groups that leave some of them to nobody.
+        let cases = [(12, 4), (14, 2), (24, 3), (40, 1)].into_iter().flat_map(|(heads, kv_heads)| {
+            [(1, 300), (5, 130), (33, 70)].into_iter().flat_map(move |(s_q, s_k)| {
+                MASKS.map(|mask| {
+                    let d = 64;
+                    let mut case = Case::new(Some(family), DType::Bf16, (s_q, s_k), (d, d)).causal(mask);
+                    (case.problem.heads, case.problem.kv_heads) = (heads, kv_heads);
+                    let strides = |s: usize, h: usize| flash_attention::Strides::bhsd(s, h, d);
+                    (case.problem.q, case.problem.o) = (strides(s_q, heads), strides(s_q, heads));
+                    (case.problem.k, case.problem.v) = (strides(s_k, kv_heads), strides(s_k, kv_heads));
+                    case
+                })
+            })
+        });
+        sweep(family, &gpu, cases);
+    }
+}
+
+#[test]
 fn many_tiles() {
     let Some(gpu) = gpu() else { return };
     for family in FAMILIES {

@@ -3,7 +3,7 @@
 use cuda_std::element::{Bf16, Element, F16};
 use cuda_std::sim::{Access, Launch, Memory};
 use flash_attention_kernels::config::{self, Entry, Family, MaskKind};
-use flash_attention_kernels::params::{ForwardParams, Sm80Params, StandardParams, Strides, TileOrder};
+use flash_attention_kernels::params::{ForwardParams, StandardParams, Strides};
 use flash_attention_kernels::simulate::{self, Kernel};
 
 /// How a tensor lies in memory; what is between its elements holds NaN and may not be touched.
@@ -182,13 +182,6 @@ impl Call {
                 Some(Kernel::Tiled(kernel)) => {
                     // SAFETY: the simulated device checks what the kernel touches.
                     self.launch(&entry, tiles, memory, || unsafe { kernel(forward) });
-                }
-                Some(Kernel::Sm80(kernel)) => {
-                    let ForwardParams { blocks_m, heads, kv_heads, batch, .. } = forward;
-                    let params =
-                        Sm80Params { forward, order: TileOrder::new(blocks_m, heads, kv_heads, batch, 2) };
-                    // SAFETY: as above.
-                    self.launch(&entry, tiles, memory, || unsafe { kernel(params) });
                 }
                 Some(Kernel::Standard(_)) => self.launch_standard(&entry, forward, tiles, memory),
                 _ => panic!("{} cannot be simulated", entry.name),
