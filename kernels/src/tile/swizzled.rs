@@ -43,12 +43,10 @@ impl<const ROWS: u32, const COLS: u32> SharedTile<ROWS, COLS> {
     /// The map's box is 64 columns by `ROWS` rows; nothing touches the tile until `full` completes.
     #[inline(always)]
     pub unsafe fn load(self, map: TensorMapPtr, rows: Rows, full: Mbarrier) {
-        for slab in 0..Self::SLABS {
-            let at = self.0.offset(slab * Self::SLAB_BYTES / 2);
-            let column = (slab * SLAB_COLS) as i32;
+        self.for_each_slab(|at, column| {
             // SAFETY: the slab lies inside the tile, and the caller keeps others away.
-            unsafe { map.load_4d(at, [column, rows.first, rows.head, rows.batch], full) };
-        }
+            unsafe { map.load_4d(at, [column, rows.first, rows.head, rows.batch], full) }
+        });
     }
 
     /// [`load`](Self::load) from a map in which the heads of a group are the second dimension: the tile's rows become
@@ -59,11 +57,17 @@ impl<const ROWS: u32, const COLS: u32> SharedTile<ROWS, COLS> {
     /// `full` completes.
     #[inline(always)]
     pub unsafe fn load_packed(self, map: TensorMapPtr, rows: Rows, full: Mbarrier) {
-        for slab in 0..Self::SLABS {
-            let at = self.0.offset(slab * Self::SLAB_BYTES / 2);
-            let column = (slab * SLAB_COLS) as i32;
+        self.for_each_slab(|at, column| {
             // SAFETY: the slab lies inside the tile, and the caller keeps others away.
-            unsafe { map.load_5d(at, [column, 0, rows.first, rows.head, rows.batch], full) };
+            unsafe { map.load_5d(at, [column, 0, rows.first, rows.head, rows.batch], full) }
+        });
+    }
+
+    /// Where each slab lies, and its first column.
+    #[inline(always)]
+    fn for_each_slab(self, load: impl Fn(SharedPtr<u16>, i32)) {
+        for slab in 0..Self::SLABS {
+            load(self.0.offset(slab * Self::SLAB_BYTES / 2), (slab * SLAB_COLS) as i32);
         }
     }
 
